@@ -1,0 +1,60 @@
+"""Fixtures of the whole suite: models, the leak guard, and the account of behaviours at the end of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Threads of the maths libraries multiply by processes on a small machine; read before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+from tests.helpers import behaviours, leaks
+from tests.helpers.tiny_model import write_tiny_model
+
+leaks.mark()
+_named = pytest.StashKey[set[str]]()
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test after which a process, a name in /dev/shm or a non-daemon thread is left."""
+    before = leaks.trace()
+    yield
+    found = leaks.leftovers(before)
+    if found:
+        pytest.fail(f"{request.node.nodeid} left behind: " + "; ".join(found), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer Llama in Hugging Face layout with a byte-level tokenizer; see tests/helpers."""
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def model_dir() -> Path:
+    """The default model, SmolLM2-135M-Instruct, fetched once per machine."""
+    from mstar.model.files import resolve
+
+    directory: Path = resolve("smollm2-135m-instruct").directory
+    return directory
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.stash[_named] = behaviours.named_by(items)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Account for the behaviours whenever the whole suite was collected."""
+    whole = config.args_source is not pytest.Config.ArgsSource.ARGS or config.args == ["tests"]
+    if not whole or config.option.keyword:
+        return
+    terminalreporter.section("behaviours")
+    for line in behaviours.summary(behaviours.read(), config.stash.get(_named, set())):
+        terminalreporter.line(line)
