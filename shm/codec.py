@@ -63,30 +63,29 @@ class Table:
         """The frame in pieces, columns not copied unless they are strided. Raises ColumnMismatch."""
         if len(columns) != len(self._order):
             raise self._wrong_columns(columns)
-        parts: list[Any] = []
-        rows = -1
+        parts: list[Any] = [b""]
+        shape: tuple[int, ...] | None = None
         for name, dtype in self._order:
             try:
                 column = columns[name]
             except KeyError:
                 raise self._wrong_columns(columns) from None
-            if column.dtype != dtype or column.ndim != 1:
+            if column.dtype is not dtype and column.dtype != dtype:
                 raise ColumnMismatch(
-                    f"column {name!r} of table {self.name!r} is {column.dtype} of {column.ndim} dimensions, "
-                    f"expected {dtype} of 1"
+                    f"column {name!r} of table {self.name!r} is {column.dtype}, expected {dtype}"
                 )
-            if rows < 0:
-                rows = len(column)
-                parts.append(_HEADER.pack(self._hash, rows))
-            elif len(column) != rows:
-                raise ColumnMismatch(
-                    f"column {name!r} of table {self.name!r} has {len(column)} rows, "
-                    f"the ones before have {rows}: give all columns one length"
-                )
+            if column.shape != shape:
+                if shape is not None or column.ndim != 1:
+                    raise ColumnMismatch(
+                        f"column {name!r} of table {self.name!r} has shape {column.shape}, expected "
+                        f"{shape or 'one dimension'}: give all columns one length"
+                    )
+                shape = column.shape
             parts.append(column if column.flags.c_contiguous else np.ascontiguousarray(column))
             pad = -column.nbytes & 7
             if pad:
                 parts.append(_PADS[pad])
+        parts[0] = _HEADER.pack(self._hash, 0 if shape is None else shape[0])
         return parts
 
     def decode(self, frame: Buffer) -> dict[str, NDArray[Any]]:
@@ -109,13 +108,10 @@ class Table:
         columns: dict[str, NDArray[Any]] = {}
         at = 16
         for dtype, names, itemsize in self._groups:
-            stride = ((rows * itemsize + 7) & -8) // itemsize
-            block = np.frombuffer(view, dtype, stride * len(names), at)
-            if len(names) == 1:
-                columns[names[0]] = block[:rows]
-            else:
-                columns.update(zip(names, block.reshape(len(names), stride)[:, :rows], strict=True))
-            at += block.nbytes
+            stride = (rows * itemsize + 7) & -8
+            block = np.ndarray((len(names), rows), dtype, view, at, (stride, itemsize))
+            columns.update(zip(names, block, strict=False))  # strict costs 1 us: an array ends by IndexError
+            at += stride * len(names)
         return columns
 
     def _size(self, rows: int) -> int:
