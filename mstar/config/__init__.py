@@ -1,0 +1,1 @@
+"""The deployment: one frozen record, and how file, environment and flags become it."""

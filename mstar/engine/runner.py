@@ -1,0 +1,167 @@
+"""LanguageModelRunner: the forward of one step of a causal language model, from a plan to sampled tokens.
+
+It keeps by slot what rows read back (prompt, carry) and packs a plan's rows into one ForwardBatch.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mstar.engine.device import StepFailed
+from mstar.engine.executor import SlotState
+from mstar.engine.results import ResultSlot
+from mstar.engine.sampler import Sampler
+from mstar.engine.slot_table import SlotTable
+from mstar.messages.step import CARRY, FLAG_LOGPROBS, Bind, StepPlan
+from mstar.model.api import CausalLM, ForwardBatch, KVCache
+
+__all__ = ["LanguageModelRunner", "RunnerStatistics"]
+
+
+class RunnerStatistics(NamedTuple):
+    """Steps run, tokens through the forward, and nanoseconds spent in forward and sampling together."""
+
+    steps: int
+    tokens: int
+    device_ns: int
+
+
+class LanguageModelRunner(SlotState):
+    """Runs rows of ``table`` through ``model`` on the CPU.
+
+    ``prompt`` is int32 [slots, max_seq_len]; ``carry`` int64 [slots], the last sampled token, -1
+    from bind to first sample so that a premature read fails instead of decoding garbage.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        kv: KVCache,
+        sampler: Sampler,
+        table: SlotTable,
+        *,
+        page_size: int,
+        max_seq_len: int,
+    ) -> None:
+        self._model = model
+        self._kv = kv
+        self._sampler = sampler
+        self._table = table
+        self._page_size = page_size
+        self._prompt: NDArray[np.int32] = np.zeros((table.count, max_seq_len), np.int32)
+        self._carry: NDArray[np.int64] = np.full(table.count, -1, np.int64)
+        self._steps = self._tokens = self._device_ns = 0
+
+    # ---- SlotState ---------------------------------------------------------------------------
+
+    def bind(self, bind: Bind, tokens: NDArray[np.int32]) -> None:
+        slot = bind.slot
+        self._prompt[slot, : tokens.size] = tokens
+        self._carry[slot] = -1
+        self._sampler.bind(
+            slot,
+            bind.sampling,
+            stop_ids=bind.stop_ids,
+            min_tokens=bind.min_tokens,
+            prompt=tokens,
+            accepted=bind.accepted,
+        )
+
+    def drop(self, slot: int) -> None:
+        self._carry[slot] = -1
+        self._sampler.release(slot)
+
+    # ---- the forward -------------------------------------------------------------------------
+
+    def forward(self, plan: StepPlan, results: ResultSlot) -> None:
+        """Run ``plan``'s rows and put their tokens into ``results`` and the carry. Raises StepFailed."""
+        started = time.perf_counter_ns()
+        try:
+            with torch.inference_mode():
+                self._run(plan, results)
+        except (RuntimeError, ValueError, IndexError, MemoryError) as error:
+            raise StepFailed(f"the step failed: {type(error).__name__}: {error}") from error
+        self._steps += 1
+        self._device_ns += time.perf_counter_ns() - started
+
+    def _run(self, plan: StepPlan, results: ResultSlot) -> None:
+        batch, rows, positions = self._pack(plan)
+        logits = self._model(batch, self._kv)
+        if not rows.size:
+            return
+        slots = plan.slot[rows]
+        logprobs = bool(plan.flags & FLAG_LOGPROBS)
+        sampled = self._sampler.sample(logits, slots, positions, logprobs=logprobs)
+        tokens = sampled.tokens.numpy()
+        self._carry[slots] = tokens
+        results.tokens[slots] = tokens
+        if sampled.logprob is not None and sampled.top_ids is not None and sampled.top_logprobs is not None:
+            logprob, top_ids, top_logprobs = results.score()
+            logprob[slots] = sampled.logprob.numpy()
+            top_ids[slots] = sampled.top_ids.numpy()
+            top_logprobs[slots] = sampled.top_logprobs.numpy()
+
+    def _pack(self, plan: StepPlan) -> tuple[ForwardBatch, NDArray[np.int64], NDArray[np.int64]]:
+        """The batch, the plan rows that sample (int64 [r], in the order of the logits), and the
+
+        place of each new token in its sequence (int64 [r]).
+        """
+        table = self._table
+        decode = np.flatnonzero(plan.source == CARRY)
+        slots = plan.slot[decode]
+        base = table.length[slots] - table.accepted[slots]
+        last = (base + plan.counter[decode] - 1).astype(np.int64)
+        tokens = [self._carry[slots]]
+        positions = [last]
+        row_slots = [slots]
+        query_lens = [1] * decode.size
+        kv_lens: list[int] = (last + 1).tolist()
+        logits = [np.arange(decode.size)]
+        sample_rows = [decode]
+        sample_positions = [last + 1]
+        at = decode.size
+        if decode.size < plan.slot.size:
+            for row in np.flatnonzero(plan.source != CARRY).tolist():
+                slot = int(plan.slot[row])
+                if plan.chunk_starts.size and plan.chunk_starts[row] >= 0:
+                    start, end = int(plan.chunk_starts[row]), int(plan.chunk_ends[row])
+                else:
+                    start, end = 0, int(table.length[slot])
+                tokens.append(self._prompt[slot, start:end].astype(np.int64))
+                positions.append(np.arange(start, end))
+                row_slots.append(np.full(end - start, slot, np.int32))
+                query_lens.append(end - start)
+                kv_lens.append(end)
+                at += end - start
+                if plan.samples[row]:
+                    logits.append(np.array([at - 1]))
+                    sample_rows.append(np.array([row]))
+                    sample_positions.append(np.array([end]))
+        place = np.concatenate(positions)
+        token_slots = np.concatenate(row_slots)
+        size = self._page_size
+        pages = table.tables[0]
+        mapping = pages[token_slots, place // size].astype(np.int64) * size + place % size
+        rows_slots = np.concatenate((slots, plan.slot[plan.source != CARRY]))
+        widest = -(-max(kv_lens) // size)
+        blocks = np.maximum(pages[rows_slots, :widest], 0)
+        self._tokens += place.size
+        batch = ForwardBatch(
+            tokens=torch.from_numpy(np.concatenate(tokens)),
+            positions=torch.from_numpy(place),
+            slot_mapping=torch.from_numpy(mapping),
+            query_lens=query_lens,
+            kv_lens=kv_lens,
+            block_tables=torch.from_numpy(blocks),
+            logits_rows=torch.from_numpy(np.concatenate(logits)),
+        )
+        return batch, np.concatenate(sample_rows), np.concatenate(sample_positions)
+
+    def statistics(self) -> RunnerStatistics:
+        """Counts since the start."""
+        return RunnerStatistics(self._steps, self._tokens, self._device_ns)

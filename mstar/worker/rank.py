@@ -1,0 +1,199 @@
+"""RankActor: one rank of a cell. The loop below is the design: receive, plan, launch, collect, emit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.actor import Actor, PeerEvent, PeerLost
+from mstar.config.schema import RankConfig
+from mstar.messages.request import Abort, Admit, Control, control_decoder
+from mstar.messages.step import Bind
+from mstar.messages.tokens import RankReport, RowFailed, encode_event, encode_tokens
+from mstar.worker.scheduler import REPLAYS_SLAB, Landed, MicroScheduler, StepResult
+from shm.errors import BadHandle, Poisoned
+from shm.slab import SlabOwner, SlabUser
+from shm.steps import StepWriter
+
+if TYPE_CHECKING:
+    from actors.context import Context
+    from mstar.engine.results import ResultSlot
+    from mstar.worker.engine import Engine
+
+__all__ = ["RankActor"]
+
+_log = logging.getLogger(__name__)
+
+_REPORT_NS = 250_000_000
+_FULL_RING_PAUSE = 0.001
+
+
+class RankActor(Actor):
+    """Serves one gateway from one rank, which leads its cell of one."""
+
+    def __init__(self, ctx: Context) -> None:
+        super().__init__(ctx)
+        self.config = msgspec.msgpack.decode(ctx.config, type=RankConfig)
+        index = self.config.rank
+        self._tokens_channel = f"tokens/{index}"
+        self._prompts_slab = f"prompts/{index}"
+        self._admissions = ctx.mailbox(f"admit/{index}", control_decoder, self._on_control)
+        steps, replays = ctx.steps[f"steps/{index}"], ctx.slabs[f"replays/{index}"]
+        if not isinstance(steps, StepWriter) or not isinstance(replays, SlabOwner):
+            raise TypeError(f"rank {index} leads its cell: it writes the step ring and owns the replays slab")
+        self._steps = steps
+        self._replays = replays
+        self._unsent: deque[list[bytes]] = deque()
+        self._gateway_lives = True
+        self._malformed = 0
+        self._reported_at = 0
+        self._reported: RankReport | None = None
+
+    async def setup(self) -> None:
+        from mstar.worker.engine import build_engine
+
+        self.engine: Engine = await asyncio.to_thread(build_engine, self.config, self._input, self.ctx.stage)
+        self.scheduler = MicroScheduler(self.engine.limits, self._steps.begin, self._replays)
+
+    async def run(self) -> None:
+        ctx, scheduler = self.ctx, self.scheduler
+        while not ctx.stopping:
+            self._admissions.drain()
+            plan = None if self._unsent else scheduler.plan()
+            if plan is not None:
+                self.engine.executor.launch(plan)
+                self._steps.commit(plan.seq)
+                ctx.line.step = plan.seq
+            landed = self._collect(flush=plan is None)
+            if landed is not None:
+                self._emit(landed)
+            self._flush()
+            self._report(idle=plan is None and landed is None)
+            if plan is not None or landed is not None:
+                await asyncio.sleep(0)
+            elif self._unsent:
+                await asyncio.sleep(_FULL_RING_PAUSE)
+            else:
+                await ctx.wait()
+
+    # ---- the parts of the loop ---------------------------------------------------------------
+
+    def _on_control(self, message: Control) -> None:
+        if isinstance(message, Abort):
+            self.scheduler.abort(message.request)
+            return
+        prompts = self.ctx.slabs[self._prompts_slab]
+        if not isinstance(prompts, SlabUser):
+            raise TypeError(f"the prompts of {self.ctx.name} belong to a gateway")
+        try:
+            tokens = np.frombuffer(prompts.view(message.prompt), np.int32)
+        except BadHandle as error:
+            self._malformed += 1
+            self._send([encode_event(RowFailed(message.request, message.attempt, str(error)))])
+            return
+        self.scheduler.admit(message, tokens, partial(self._give_back, prompts, message))
+        for refusal in self.scheduler.take_refusals():
+            self._send([encode_event(refusal)])
+
+    def _give_back(self, prompts: SlabUser, message: Admit) -> None:
+        """The prompt of ``message`` is read; a slab whose gateway died is gone with it."""
+        try:
+            prompts.give_back(message.prompt)
+        except (BadHandle, Poisoned):
+            _log.debug("the prompt of request %d was given back to a gateway that is gone", message.request)
+
+    def _input(self, bind: Bind) -> NDArray[np.int32]:
+        """The tokens a bind names, int32 [length], read where they lie."""
+        source = bind.inputs[0]
+        slab = self._replays if source.slab == REPLAYS_SLAB else self.ctx.slabs[self._prompts_slab]
+        return np.frombuffer(slab.view(source.handle), np.int32, bind.length)
+
+    def _collect(self, *, flush: bool) -> Landed | None:
+        """The oldest step in flight if it has landed."""
+        pipeline = self.scheduler.pipeline
+        if not pipeline.in_flight:
+            return None
+        seq = pipeline.oldest
+        results = self.engine.executor.landed(seq, flush=flush)
+        return None if results is None else self.scheduler.land(seq, _result(results))
+
+    def _emit(self, landed: Landed) -> None:
+        if landed.batch is not None:
+            self._send([bytes(part) for part in encode_tokens(landed.batch)])
+        for failure in landed.failed:
+            self._send([encode_event(failure)])
+
+    # ---- to the gateway ----------------------------------------------------------------------
+
+    def _send(self, parts: list[bytes]) -> None:
+        """Send a record, or keep it while the ring is full; nothing more is planned until all are sent."""
+        if self._gateway_lives:
+            self._unsent.append(parts)
+            self._flush()
+
+    def _flush(self) -> None:
+        ring = self.ctx.outbox[self._tokens_channel]
+        unsent = self._unsent
+        try:
+            while unsent and ring.send_parts(unsent[0]):
+                unsent.popleft()
+        except Poisoned:
+            unsent.clear()
+
+    def _report(self, *, idle: bool) -> None:
+        """Tell the gateway this rank's figures: four times a second at work, and once on going idle."""
+        now = time.monotonic_ns()
+        if not self._gateway_lives or (not idle and now - self._reported_at < _REPORT_NS):
+            return
+        report = self.report()
+        if report != self._reported and not self._unsent:
+            self._reported, self._reported_at = report, now
+            self._send([encode_event(report)])
+
+    def report(self) -> RankReport:
+        """This rank's figures."""
+        counts, pages = self.scheduler.statistics(), self.scheduler.ledger.statistics()
+        runner = self.engine.runner.statistics()
+        return RankReport(
+            step=counts.landed_steps,
+            running=counts.running,
+            waiting=counts.waiting,
+            slots=self.engine.limits.slots,
+            pages_total=pages.total,
+            pages_free=pages.free,
+            preempted=counts.preempted,
+            refused=counts.refused,
+            finished=counts.finished,
+            generated_tokens=counts.generated_tokens,
+            prompt_tokens=counts.prompt_tokens,
+            stale_results=counts.stale_results,
+            step_seconds=runner.device_ns / 1e9,
+            host_seconds=0.0,
+        )
+
+    def on_peer(self, event: PeerEvent) -> None:
+        """A gateway owns its requests: when it dies they end here, and its successor starts with none."""
+        if isinstance(event, PeerLost):
+            self._gateway_lives = False
+            self._unsent.clear()
+            self.scheduler.abort_all()
+        else:
+            self._gateway_lives = True
+            self._reported = None
+        self.ctx.wake()
+
+
+def _result(results: ResultSlot) -> StepResult:
+    if results.scored:
+        return StepResult(
+            results.tokens, results.logprob, results.top_ids, results.top_logprobs, results.failed
+        )
+    return StepResult(results.tokens, failed=results.failed)
