@@ -11,16 +11,15 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from tools.bench import slot_decode_kernels as kernels
-from tools.bench.slot_decode_step import (
+from tools.bench.slot_decode import kernels
+from tools.bench.slot_decode.check import Conversation, Join
+from tools.bench.slot_decode.step import (
     RING,
     Rows,
     Shape,
-    SlotDecoder,
     SlotState,
     TorchAttention,
     random_weights,
-    reference_forward,
 )
 
 PAGE = 4
@@ -99,85 +98,40 @@ def test_publishing_writes_carry_and_position_by_slot_and_leaves_the_scratch_slo
     assert counter.item() == word.item() == RING + 3
 
 
-class Conversation:
-    """Prompts of random length whose keys and values the reference puts into the slot's pages."""
+def conversation(seed: int, *, horizon: int = 1) -> tuple[Conversation, list[TorchAttention]]:
+    attention: list[TorchAttention] = []
 
-    def __init__(self, seed: int, *, horizon: int = 1) -> None:
-        self.random = np.random.default_rng(seed)
-        self.weights = random_weights(SHAPE, torch.float32, "cpu", seed)
-        self.state = small_state()
-        self.attention: list[TorchAttention] = []
-        self.decoder = SlotDecoder(
-            self.weights, SHAPE, self.state, (1, 4, 8), self.reference_attention, horizon=horizon
-        )
-        self.free = [int(page) for page in self.random.permutation(np.arange(1, 40))]
-        self.tokens: dict[int, list[int]] = {}
-        self.prompt: dict[int, int] = {}
-        self.finished: list[tuple[list[int], int]] = []
+    def reference_attention(rows: Rows) -> TorchAttention:
+        attention.append(TorchAttention())
+        return attention[-1]
 
-    def reference_attention(self, rows: Rows) -> TorchAttention:
-        self.attention.append(TorchAttention())
-        return self.attention[-1]
-
-    def join(self, slot: int, prompt: int, room: int) -> None:
-        tokens = self.random.integers(0, SHAPE.vocab, prompt).tolist()
-        pages = [self.free.pop() for _ in range((prompt + room) // PAGE + 1)]
-        _, kv = reference_forward(self.weights, SHAPE, torch.tensor(tokens))
-        for cache, (keys, values) in zip(self.state.cache, kv, strict=True):
-            for at in range(prompt - 1):  # the last prompt token is the first step's input
-                cache[pages[at // PAGE], 0, at % PAGE] = keys[at]
-                cache[pages[at // PAGE], 1, at % PAGE] = values[at]
-        grants = np.array([(slot, index, page) for index, page in enumerate(pages)], dtype=np.int32)
-        self.decoder.bind(np.array([(slot, prompt - 1, tokens[-1])], dtype=np.int32), grants)
-        self.tokens[slot], self.prompt[slot] = tokens, prompt
-
-    def leave(self, slot: int) -> None:
-        self.finished.append((self.tokens.pop(slot), self.prompt.pop(slot)))
-
-    def collect(self, step: int) -> None:
-        slots, tokens = self.decoder.collect(step)
-        for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
-            if slot in self.tokens:
-                self.tokens[slot].append(token)
+    weights, buckets = random_weights(SHAPE, torch.float32, "cpu", seed), (1, 4, 8)
+    talk = Conversation(
+        SHAPE, weights, small_state(), buckets, reference_attention, seed=seed, horizon=horizon
+    )
+    return talk, attention
 
 
 @pytest.mark.parametrize("horizon", [1, 4])
 def test_rows_join_and_leave_by_slot_vector_and_get_the_tokens_of_the_eager_reference(horizon: int) -> None:
-    talk = Conversation(3, horizon=horizon)
-    riding: list[int] = []
-    joins = {0: (4, 1, 16), 1: (0, 6, 18), 3: (5, 9, 9), 9: (2, 4, 8), 12: (4, 7, 6)}
-    leaves = {7: 5, 10: 4, 14: 0}
-    for step in range(17):
-        if step in leaves:
-            riding.remove(leaves[step])
-        if step in joins:
-            talk.join(*joins[step])
-            riding.append(joins[step][0])
-        talk.decoder.launch(np.array(riding, dtype=np.int32))  # launched before the last one is collected
-        if step:
-            talk.collect(step)
-        if step in leaves:
-            talk.leave(leaves[step])
-    talk.collect(17)
-    for slot in list(talk.tokens):
-        talk.leave(slot)
+    talk, _ = conversation(3, horizon=horizon)
+    joins = {0: Join(4, 1, 16), 1: Join(0, 6, 18), 3: Join(5, 9, 9), 9: Join(2, 4, 8), 12: Join(4, 7, 6)}
+    talk.run(17, joins, leaves={7: 5, 10: 4, 14: 0})
     assert [len(tokens) - prompt for tokens, prompt in talk.finished] == [4, 10, 13, 8, 5]
-    for tokens, prompt in talk.finished:
-        logits, _ = reference_forward(talk.weights, SHAPE, torch.tensor(tokens))
-        assert tokens[prompt:] == logits[prompt - 1 : -1].argmax(-1).tolist()
-    generated = {token for tokens, prompt in talk.finished for token in tokens[prompt:]}
-    assert len(generated) > 10
+    verdict = talk.verdict()
+    assert (verdict.equal, verdict.worst_gap) == (40, 0.0)
+    assert verdict.distinct > 10
 
 
 def test_padding_rows_use_the_scratch_slot_and_page_and_no_other() -> None:
-    talk = Conversation(5)
-    talk.join(3, 5, 4)
+    talk, _ = conversation(5)
+    talk.join(Join(3, 5, 4))
     before = [cache.clone() for cache in talk.state.cache]
     for step in range(1, 4):
         talk.decoder.launch(np.array([3], dtype=np.int32))
         talk.collect(step)
-    talk.join(1, 2, 8)
-    talk.join(2, 3, 8)
+    talk.join(Join(1, 2, 8))
+    talk.join(Join(2, 3, 8))
     talk.decoder.launch(np.array([1, 2, 3], dtype=np.int32))  # 3 rows in a bucket of 4
     state = talk.state
     assert (state.position[6], state.carry[6]) == (0, 0)
@@ -190,19 +144,19 @@ def test_padding_rows_use_the_scratch_slot_and_page_and_no_other() -> None:
 
 
 def test_the_planner_runs_again_only_when_a_page_count_changes() -> None:
-    talk = Conversation(7)
-    talk.join(0, 2, 20)
+    talk, attention = conversation(7)
+    talk.join(Join(0, 2, 20))
     for step in range(1, 1 + 3 * PAGE):
         talk.decoder.launch(np.array([0], dtype=np.int32))
         talk.collect(step)
     # the first new token is the second of its page; then a page is entered every PAGE steps
-    assert [plan[-1] for plan in talk.attention[0].plans] == [1, 2, 3, 4]
+    assert [plan[-1] for plan in attention[0].plans] == [1, 2, 3, 4]
     assert talk.decoder.plans == 4
 
 
 def test_what_the_host_hands_over_does_not_grow_with_context() -> None:
-    talk = Conversation(9)
-    talk.join(0, 25, 4)
+    talk, _ = conversation(9)
+    talk.join(Join(0, 25, 4))
     mailbox, decoder = talk.decoder.mailbox.arrays, talk.decoder
     mailbox["binds"][:], mailbox["grants"][:] = -9, -9
     decoder.launch(np.array([0], dtype=np.int32))
@@ -213,6 +167,6 @@ def test_what_the_host_hands_over_does_not_grow_with_context() -> None:
 
 
 def test_a_step_that_never_lands_is_named() -> None:
-    talk = Conversation(11)
-    with pytest.raises(TimeoutError, match="step 1 did not land within 0.01 s: the word says 0"):
+    talk, _ = conversation(11)
+    with pytest.raises(TimeoutError, match=r"step 1 did not land within 0\.01 s: the word says 0"):
         talk.decoder.collect(1, deadline=0.01)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import mmap
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tools.bench import slot_decode_kernels as kernels
+from tools.bench.slot_decode import kernels
 
 RING = 4  # entries of the slot and token rings: at least depth + 2
 FLOAT_WORKSPACE = 256 << 20
@@ -67,7 +67,7 @@ def random_weights(shape: Shape, dtype: torch.dtype, device: str, seed: int = 0)
 
     def normal(*size: int) -> Tensor:
         values = torch.randn(*size, generator=generator, device=device, dtype=torch.float32)
-        return (values / size[-1] ** 0.5).to(dtype)
+        return values.div_(size[-1] ** 0.5).to(dtype)
 
     def gain(n: int) -> Tensor:
         return (1 + 0.1 * torch.randn(n, generator=generator, device=device)).to(dtype)
@@ -214,7 +214,7 @@ class FlashInferAttention:
         workspace: Tensor,
         *,
         tensor_cores: bool,
-        staging: int,
+        staging: int = RING,
     ) -> None:
         import flashinfer
 
@@ -236,8 +236,10 @@ class FlashInferAttention:
         empty = torch.empty(0, dtype=rows.query.dtype)
         size = (shape.heads, shape.kv_heads, state.page_size, True)
         # the planner's order of arguments; the tensor-core path ignores the lengths (ones) it asks for
+        self.before: tuple[Any, ...]
+        self.after: tuple[Any, ...]
         if tensor_cores:
-            self.before: tuple[Tensor, ...] = (indptr.clone(),)
+            self.before = (indptr.clone(),)
             self.after = (ones, rows.count, rows.count, *size, shape.head_dim, shape.head_dim,
                           False, -1, -1, False, 0, 0)  # fmt: skip
         else:
@@ -311,7 +313,7 @@ class Mailbox:
     """
 
     def __init__(self, capacity: int, grants: int, *, pinned: bool) -> None:
-        fields = {"slots": (RING, capacity), "tokens": (RING, capacity)}
+        fields: dict[str, tuple[int, ...]] = {"slots": (RING, capacity), "tokens": (RING, capacity)}
         fields |= {"binds": (RING, capacity, 3), "grants": (RING, grants, 3)}
         offsets, end = {}, 4096
         for name, size in fields.items():
