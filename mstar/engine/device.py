@@ -27,7 +27,7 @@ class Device(Protocol):
         ...
 
     def landed(self, seq: int, *, flush: bool) -> ResultSlot | None:
-        """The results of ``seq``, or None while it runs. ``flush``: nothing more will be launched before it."""
+        """The results of ``seq``, or None while it runs; ``flush``: nothing is launched before it."""
         ...
 
 

@@ -85,6 +85,7 @@ class LanguageModelRunner(SlotState):
             with torch.inference_mode():
                 self._run(plan, results)
         except (RuntimeError, ValueError, IndexError, MemoryError) as error:
+            self._carry[plan.slot] = 0  # these rows may be in flight again: their results no longer count
             raise StepFailed(f"the step failed: {type(error).__name__}: {error}") from error
         self._steps += 1
         self._device_ns += time.perf_counter_ns() - started

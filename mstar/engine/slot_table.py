@@ -90,7 +90,11 @@ class SlotTable:
                 raise PlanMismatch(plan.seq, -1, f"bind of slot {slot}", bind.request, int(self.owner[slot]))
             if bind.length < 1 or not 0 <= bind.accepted < bind.length or bind.cap <= bind.accepted:
                 raise PlanMismatch(
-                    plan.seq, -1, f"bind of slot {slot}", f"length {bind.length}, cap {bind.cap}", "1 or more each"
+                    plan.seq,
+                    -1,
+                    f"bind of slot {slot}",
+                    f"length {bind.length}, cap {bind.cap}",
+                    "1 or more each",
                 )
             bound.add(slot)
 
@@ -101,14 +105,29 @@ class SlotTable:
         if pools.min() < 0 or pools.max() >= len(self.tables):
             raise PlanMismatch(plan.seq, -1, "grant pool", int(pools.max()), f"0 to {len(self.tables) - 1}")
         if plan.grant_slot.min() < 0 or plan.grant_slot.max() >= self.count:
-            raise PlanMismatch(plan.seq, -1, "grant slot", int(plan.grant_slot.max()), f"0 to {self.count - 1}")
+            raise PlanMismatch(
+                plan.seq, -1, "grant slot", int(plan.grant_slot.max()), f"0 to {self.count - 1}"
+            )
         if plan.grant_page.min() < 0:
             raise PlanMismatch(plan.seq, -1, "grant page", int(plan.grant_page.min()), "0 or more")
+        for pool, (table, held) in enumerate(zip(self.tables, self.held, strict=True)):
+            mine = plan.grant_slot if len(self.tables) == 1 else plan.grant_slot[pools == pool]
+            after = np.bincount(mine, minlength=self.count) + held
+            if plan.drops.size:
+                dropped = [self.slot_of[request] for request in plan.drops.tolist()]
+                after[dropped] -= held[dropped]
+            worst = int(after.argmax())
+            if after[worst] > table.shape[1]:
+                raise PlanMismatch(
+                    plan.seq, -1, f"pages of slot {worst}", int(after[worst]), f"at most {table.shape[1]}"
+                )
 
     def _check_rows(self, plan: StepPlan) -> None:
         slots = plan.slot
         if slots.min() < 0 or slots.max() >= self.count:
-            raise PlanMismatch(plan.seq, int(slots.argmax()), "slot", int(slots.max()), f"0 to {self.count - 1}")
+            raise PlanMismatch(
+                plan.seq, int(slots.argmax()), "slot", int(slots.max()), f"0 to {self.count - 1}"
+            )
         if np.bincount(slots, minlength=1).max() > 1:
             raise PlanMismatch(plan.seq, int(slots.argmax()), "slot", "named twice", "once")
         owner, length = self.owner[slots], self.length[slots]
@@ -117,9 +136,9 @@ class SlotTable:
             for request in plan.drops.tolist():
                 owner[slots == self.slot_of[request]] = FREE
             for bind in plan.binds:
-                at = np.flatnonzero(slots == bind.slot)
-                owner[at], length[at], progress[at] = bind.request, bind.length, 0
-                generated[at], cap[at] = bind.accepted, bind.cap
+                mine = slots == bind.slot
+                owner[mine], length[mine], progress[mine] = bind.request, bind.length, 0
+                generated[mine], cap[mine] = bind.accepted, bind.cap
         self._agree(plan, "request", plan.request, owner)
         if plan.chunk_starts.size:
             self._check_chunks(plan, length, progress)
@@ -138,7 +157,9 @@ class SlotTable:
         over = counter >= cap[rows]
         if over.any():
             at = int(over.argmax())
-            raise PlanMismatch(plan.seq, int(rows[at]), "counter", int(counter[at]), f"below the cap {int(cap[rows[at]])}")
+            raise PlanMismatch(
+                plan.seq, int(rows[at]), "counter", int(counter[at]), f"below the cap {int(cap[rows[at]])}"
+            )
 
     def _check_chunks(self, plan: StepPlan, length: NDArray[np.int32], progress: NDArray[np.int32]) -> None:
         chunk = plan.chunk_starts >= 0
@@ -183,7 +204,7 @@ class SlotTable:
     # ---- applying ----------------------------------------------------------------------------
 
     def apply(self, plan: StepPlan) -> None:
-        """Take over the drops, binds, grants and rows of a ``plan`` that ``check`` let through, in that order."""
+        """Take over drops, binds, grants, rows, in that order, of a ``plan`` that ``check`` let through."""
         self.seq = plan.seq
         for request in plan.drops.tolist():
             self._drop(request)
@@ -234,11 +255,6 @@ class SlotTable:
             first = np.flatnonzero(start)
             rank = np.arange(slots.size) - np.repeat(first, np.diff(np.r_[first, slots.size]))
             at = held[slots] + rank
-            if at.max() >= table.shape[1]:
-                row = int(at.argmax())
-                raise PlanMismatch(
-                    plan.seq, -1, f"pages of slot {int(slots[row])}", int(at[row]) + 1, f"at most {table.shape[1]}"
-                )
             table[slots, at] = pages
             np.add.at(held, slots, 1)
 

@@ -31,8 +31,8 @@ __all__ = [
     "StepDraft",
     "StepPlan",
     "StepTail",
-    "Take",
     "TailTooLarge",
+    "Take",
     "open_plan",
 ]
 
@@ -48,7 +48,7 @@ SLOT, WALK, SOURCE, COUNTER, SAMPLES, LATE, START, END, TOTAL, STRIDE = range(10
 
 
 class TailTooLarge(ValueError):
-    """The binds, copies and takes of a step do not fit its slot's tail; ship them ahead in plans without rows."""
+    """Binds, copies and takes do not fit the slot's tail; ship them ahead in plans without rows."""
 
 
 class DigestMismatch(ValueError):
@@ -152,15 +152,18 @@ class StepPlan(NamedTuple):
 
 
 def row_digest(
-    request: NDArray[np.int64], columns: NDArray[np.int32], grants: NDArray[np.int32], drops: NDArray[np.int64]
+    request: NDArray[np.int64],
+    columns: NDArray[np.int32],
+    grants: NDArray[np.int32],
+    drops: NDArray[np.int64],
 ) -> int:
     """CRC-32 of the rows, grants and drops of a step: int64 [n], int32 [c, n], int32 [3, g], int64 [d]."""
-    crc = zlib.crc32(request)
-    crc = zlib.crc32(np.ascontiguousarray(columns), crc)
+    crc = zlib.crc32(request.data)
+    crc = zlib.crc32(np.ascontiguousarray(columns).data, crc)
     if grants.shape[1]:
-        crc = zlib.crc32(np.ascontiguousarray(grants), crc)
+        crc = zlib.crc32(np.ascontiguousarray(grants).data, crc)
     if drops.size:
-        crc = zlib.crc32(drops, crc)
+        crc = zlib.crc32(drops.data, crc)
     return crc
 
 
@@ -216,10 +219,10 @@ def open_plan(seq: int, slot: StepSlot) -> StepPlan:
     columns = slot.rows[: STRIDE + 1 if flags & FLAG_CHUNKED else START, :n]
     digest = row_digest(slot.request[:n], columns, slot.grants[:, :g], slot.drops[:d])
     if digest != header[5]:
-        raise DigestMismatch(f"step {seq}: the rows read have digest {digest:#x}, the leader wrote {header[5]:#x}")
-    return _plan(
-        seq, slot, place & 0xFFFFFFFF, place >> 32, shape & 0xFFFFFFFF, flags, digest, n, g, d, tail
-    )
+        raise DigestMismatch(
+            f"step {seq}: the rows read have digest {digest:#x}, the leader wrote {header[5]:#x}"
+        )
+    return _plan(seq, slot, place & 0xFFFFFFFF, place >> 32, shape & 0xFFFFFFFF, flags, digest, n, g, d, tail)
 
 
 def _plan(

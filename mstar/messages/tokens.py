@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from shm.codec import Table
+from shm.errors import ColumnMismatch
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 __all__ = [
     "ERROR",
@@ -26,26 +29,17 @@ __all__ = [
 
 RUNNING, STOP, LENGTH, ERROR = 0, 1, 2, 3
 
-_PLAIN, _LOGPROBS, _EVENT = 1, 2, 3
 TOP = 20
+"""Alternatives a row with logprobs carries."""
 
-_plain = Table(
-    "tokens",
-    {"request": "int64", "attempt": "int32", "index": "int32", "token": "int32", "finish": "int8"},
-)
-_scored = Table(
-    "tokens-logprobs",
-    {
-        "request": "int64",
-        "attempt": "int32",
-        "index": "int32",
-        "token": "int32",
-        "finish": "int8",
-        "logprob": "float32",
-        "top_ids": f"int32[{TOP}]",
-        "top_logprobs": f"float32[{TOP}]",
-    },
-)
+_PLAIN, _SCORED, _EVENT = 1, 2, 3
+_PLAIN_TAG = _PLAIN.to_bytes(8, "little")
+_EVENT_TAG = _EVENT.to_bytes(8, "little")
+
+_COLUMNS = {"request": "int64", "attempt": "int32", "index": "int32", "token": "int32", "finish": "int8"}
+_plain = Table("tokens", _COLUMNS)
+_scored = Table("tokens-scored", {**_COLUMNS, "logprob": "float32"})
+_tops = Table("tops", {"top_ids": "int32", "top_logprobs": "float32"})
 
 
 class TokenBatch(NamedTuple):
@@ -59,7 +53,7 @@ class TokenBatch(NamedTuple):
 
     request: NDArray[np.int64]
     attempt: NDArray[np.int32]
-    index: NDArray[np.int32]
+    index: NDArray[np.int32]  # type: ignore[assignment]  # hides tuple.index, which nobody wants here
     token: NDArray[np.int32]
     finish: NDArray[np.int8]
     logprob: NDArray[np.float32] | None = None
@@ -98,17 +92,26 @@ class RankReport(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
 Event = RowFailed | RankReport
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
-_PLAIN_TAG = _PLAIN.to_bytes(8, "little")
-_LOGPROBS_TAG = _LOGPROBS.to_bytes(8, "little")
-_EVENT_TAG = _EVENT.to_bytes(8, "little")
 
 
-def encode_tokens(batch: TokenBatch) -> Sequence[bytes | memoryview]:
-    """The parts of a token record, for RingWriter.send_parts. Raises ColumnMismatch."""
-    columns = {name: value for name, value in zip(batch._fields, batch, strict=True) if value is not None}
-    if batch.logprob is None:
+def encode_tokens(batch: TokenBatch) -> list[Buffer]:
+    """The parts of a token record, for RingWriter.send_parts. Raises ColumnMismatch.
+
+    A record is a u64 (kind, and above it the bytes of the first frame) and a frame of rows; with
+    logprobs a second frame follows, of TOP rows for each row of the first.
+    """
+    columns = {
+        "request": batch.request,
+        "attempt": batch.attempt,
+        "index": batch.index,
+        "token": batch.token,
+        "finish": batch.finish,
+    }
+    if batch.logprob is None or batch.top_ids is None or batch.top_logprobs is None:
         return [_PLAIN_TAG, *_plain.parts(columns)]
-    return [_LOGPROBS_TAG, *_scored.parts(columns)]
+    frame = _scored.encode({**columns, "logprob": batch.logprob})
+    tops = {"top_ids": batch.top_ids.reshape(-1), "top_logprobs": batch.top_logprobs.reshape(-1)}
+    return [(_SCORED | len(frame) << 32).to_bytes(8, "little"), frame, *_tops.parts(tops)]
 
 
 def encode_event(event: Event) -> bytes:
@@ -121,8 +124,22 @@ def decode_tokens(record: memoryview) -> TokenBatch | Event:
 
     Raises ColumnMismatch or msgspec.DecodeError on a malformed record.
     """
-    kind = int.from_bytes(record[:8], "little")
+    tag = int.from_bytes(record[:8], "little")
+    kind = tag & 0xFFFFFFFF
     if kind == _EVENT:
         return _decoder.decode(record[8:])
-    table = _scored if kind == _LOGPROBS else _plain
-    return TokenBatch(**table.decode(record[8:]))
+    if kind == _PLAIN:
+        return TokenBatch(**_plain.decode(record[8:]))
+    end = 8 + (tag >> 32)
+    columns = _scored.decode(record[8:end])
+    tops = _tops.decode(record[end:])
+    rows = columns["request"].size
+    if tops["top_ids"].size != rows * TOP:
+        raise ColumnMismatch(
+            f"{tops['top_ids'].size} alternatives came with {rows} rows, expected {TOP} a row"
+        )
+    return TokenBatch(
+        **columns,
+        top_ids=tops["top_ids"].reshape(rows, TOP),
+        top_logprobs=tops["top_logprobs"].reshape(rows, TOP),
+    )

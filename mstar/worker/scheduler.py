@@ -194,7 +194,7 @@ class MicroScheduler:
     # ---- what comes in -----------------------------------------------------------------------
 
     def admit(self, message: Admit, tokens: NDArray[np.int32], release: Callable[[], None]) -> None:
-        """Queue a sequence. ``tokens`` int32 [prompt + accepted] stays readable until ``release`` is called."""
+        """Queue a sequence; ``tokens`` int32 [prompt + accepted] is readable until ``release`` is called."""
         limits = self.limits
         most = message.prompt_tokens + message.max_tokens
         pages = self._pages(most - 1)
@@ -202,7 +202,10 @@ class MicroScheduler:
             self._refuse(message, release, 400, f"{most} tokens asked for, at most {limits.max_seq_len} fit")
         elif pages > limits.pages:
             self._refuse(
-                message, release, 400, f"{pages} KV pages needed, the cache has {limits.pages}: shorten the request"
+                message,
+                release,
+                400,
+                f"{pages} KV pages needed, the cache has {limits.pages}: shorten the request",
             )
         elif _bind_bytes(message) > limits.tail_bytes:
             self._refuse(message, release, 400, "the sampling parameters are too large for a step")
@@ -230,7 +233,10 @@ class MicroScheduler:
 
     def abort_all(self) -> None:
         """Forget every request: their owner is gone."""
-        for request in [*self._slot_of, *(entry.message.request for entry in (*self._waiting, *self._preempted))]:
+        for request in [
+            *self._slot_of,
+            *(entry.message.request for entry in (*self._waiting, *self._preempted)),
+        ]:
             self.abort(request)
 
     # ---- one step ----------------------------------------------------------------------------
@@ -387,7 +393,7 @@ class MicroScheduler:
     def _write_chunks(
         self, draft: StepDraft, seq: int, sampled: NDArray[np.bool_]
     ) -> tuple[NDArray[np.bool_], list[Bind]]:
-        """Prompt chunks in the room the decodes left. Returns the mask with final chunks added, and the binds."""
+        """Prompt chunks in the room the decodes left: the mask with final chunks added, and the binds."""
         limits = self.limits
         n = draft.n_rows
         room = limits.batch_tokens - n
@@ -583,7 +589,7 @@ class MicroScheduler:
         self._drops.append(slot)
 
     def _return_slot(self, slot: int) -> None:
-        """The last step that names ``slot`` has landed: its pages and itself are free; a preempted row queues again."""
+        """The last step that names ``slot`` has landed: all of it is free; a preempted row queues again."""
         slots = self.slots
         message = self._messages.pop(slot)
         if slots.live[slot]:

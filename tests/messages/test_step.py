@@ -1,0 +1,247 @@
+"""The plan record: golden plans are encoded, decoded and validated, and anything else is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mstar.engine.slot_table import PlanMismatch, SlotTable
+from mstar.messages.request import Sampling
+from mstar.messages.step import (
+    COUNTER,
+    END,
+    FLAG_LOGPROBS,
+    SLOT,
+    START,
+    STRIDE,
+    TOTAL,
+    DigestMismatch,
+    StepPlan,
+    TailTooLarge,
+    open_plan,
+)
+from shm.steps import StepSlot
+from tests.messages.plans import SCENARIOS, Chunk, Decode, Scenario, Step, bind, new_slot, pages, write
+
+GOLDEN = Path(__file__).with_name("golden.json")
+
+each_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+
+
+def same(a: StepPlan, b: StepPlan) -> bool:
+    return all(
+        np.array_equal(x, y) if isinstance(x, np.ndarray) else x == y for x, y in zip(a, b, strict=True)
+    )
+
+
+def fingerprint(slot: StepSlot) -> str:
+    whole = b"".join((slot.header.tobytes(), slot.request, slot.rows, slot.grants, slot.drops, slot.tail))
+    return hashlib.blake2b(whole, digest_size=12).hexdigest()
+
+
+def fingerprints(scenario: Scenario) -> list[str]:
+    found = []
+    for seq, step in enumerate(scenario.steps, 1):
+        slot = new_slot()
+        write(seq, step, slot)
+        found.append(fingerprint(slot))
+    return found
+
+
+@each_scenario
+def test_a_golden_plan_reads_back_as_it_was_written(scenario: Scenario) -> None:
+    for seq, step in enumerate(scenario.steps, 1):
+        slot = new_slot()
+        written = write(seq, step, slot)
+        assert same(open_plan(seq, slot), written)
+
+
+@each_scenario
+def test_a_golden_plan_has_the_bytes_it_always_had(scenario: Scenario) -> None:
+    golden = json.loads(GOLDEN.read_text())
+    assert fingerprints(scenario) == golden[scenario.name], (
+        "the record's wire form changed: say so in its version"
+    )
+
+
+@each_scenario
+def test_every_rank_validates_a_golden_plan_and_ends_in_the_same_state(scenario: Scenario) -> None:
+    ranks = scenario.tables()
+    for seq, step in enumerate(scenario.steps, 1):
+        plan = write(seq, step, new_slot())
+        for tables in ranks:
+            tables[plan.node].check(plan)
+            tables[plan.node].apply(plan)
+    for node, table in enumerate(ranks[0]):
+        for other in ranks[1:]:
+            assert table.slot_of == other[node].slot_of
+            assert all(np.array_equal(a, b) for a, b in zip(table.tables, other[node].tables, strict=True))
+
+
+def test_a_step_without_a_chunked_row_has_four_empty_columns() -> None:
+    plan = open_plan(1, _written(Step(rows=(Decode(0, 1, 1), Decode(1, 2, 4)))))
+    for column in (plan.chunk_starts, plan.chunk_ends, plan.chunk_totals, plan.chunk_strides):
+        assert column.size == 0
+        assert column.dtype == np.int32
+
+
+def test_a_row_that_is_not_chunked_carries_minus_one_beside_one_that_is() -> None:
+    plan = open_plan(1, _written(Step(rows=(Decode(0, 1, 1), Chunk(1, 2, 0, 8, 20)))))
+    assert plan.chunk_starts.tolist() == [-1, 0]
+    assert plan.chunk_strides.tolist() == [-1, 8]
+
+
+def test_a_first_chunk_past_a_cached_prefix_strides_to_its_end() -> None:
+    plan = open_plan(1, _written(Step(rows=(Chunk(0, 1, 48, 80, 96, counter=0),))))
+    assert (plan.chunk_starts[0], plan.chunk_strides[0]) == (48, 80)
+
+
+def test_a_plan_without_rows_may_drop() -> None:
+    plan = open_plan(1, _written(Step(drops=(5, 6))))
+    assert plan.request.size == 0
+    assert plan.drops.tolist() == [5, 6]
+
+
+def test_flags_survive_beside_the_records_own() -> None:
+    plan = open_plan(1, _written(Step(rows=(Chunk(0, 1, 0, 8, 8),), flags=FLAG_LOGPROBS)))
+    assert plan.flags == FLAG_LOGPROBS
+
+
+def test_a_bind_too_large_for_the_tail_is_refused_by_its_size() -> None:
+    huge = Sampling(logit_bias=tuple((token, 1.0) for token in range(500)))
+    with pytest.raises(TailTooLarge, match=r"\d+ bytes, its slot has 4096"):
+        write(1, Step(binds=(bind(1, 0, 8, sampling=huge),)), new_slot())
+
+
+@pytest.mark.parametrize("column", range(10))
+def test_a_corrupted_column_is_noticed_before_anything_runs(column: int) -> None:
+    slot = _written(Step(rows=(Decode(0, 1, 1), Chunk(1, 2, 0, 8, 20))))
+    slot.rows[column, 1] ^= 1
+    with pytest.raises(DigestMismatch, match="step 1"):
+        open_plan(1, slot)
+
+
+def _written(step: Step) -> StepSlot:
+    slot = new_slot()
+    write(1, step, slot)
+    return slot
+
+
+def _running() -> SlotTable:
+    """A table with request 1 decoding (2 tokens so far, cap 5) and request 2 at 8 of 20 prompt tokens."""
+    table = SlotTable(16, (8,))
+    steps = (
+        Step(
+            rows=(Chunk(0, 1, 0, 8, 8), Chunk(1, 2, 0, 8, 20)),
+            binds=(bind(1, 0, 8, cap=5), bind(2, 1, 20)),
+            grants=(*pages(0, 3), *pages(1, 4)),
+        ),
+        Step(rows=(Decode(0, 1, 1),)),
+    )
+    for seq, step in enumerate(steps, 1):
+        plan = write(seq, step, new_slot())
+        table.check(plan)
+        table.apply(plan)
+    return table
+
+
+GOOD = Step(rows=(Decode(0, 1, 2), Chunk(1, 2, 8, 16, 20)), grants=pages(1, 5))
+
+
+def test_the_plan_that_fits_passes() -> None:
+    _running().check(write(3, GOOD, new_slot()))
+
+
+@pytest.mark.parametrize(
+    ("column", "row", "value", "field"),
+    [
+        (SLOT, 0, 3, "request"),
+        (SLOT, 0, 99, "slot"),
+        (SLOT, 1, 0, "slot"),
+        (COUNTER, 0, 1, "counter"),
+        (COUNTER, 1, 0, "counter"),
+        (START, 1, 9, "chunk_strides"),
+        (END, 1, 21, "chunk_strides"),
+        (TOTAL, 1, 21, "chunk_totals"),
+        (STRIDE, 1, 7, "chunk_strides"),
+    ],
+)
+def test_a_row_that_contradicts_this_rank_names_step_row_and_both_values(
+    column: int, row: int, value: int, field: str
+) -> None:
+    table = _running()
+    slot = new_slot()
+    plan = write(3, GOOD, slot)
+    slot.rows[column, row] = value
+    before = table.progress.copy(), table.generated.copy()
+    with pytest.raises(PlanMismatch, match=f"step 3, row .*{field}") as caught:
+        table.check(plan)
+    assert caught.value.planned != caught.value.held
+    assert np.array_equal(before[0], table.progress)
+    assert np.array_equal(before[1], table.generated)
+
+
+@pytest.mark.parametrize(
+    ("step", "field"),
+    [
+        (Step(rows=(Decode(0, 9, 2),)), "request"),
+        (Step(drops=(9,)), "drop"),
+        (Step(drops=(1, 1)), "drop"),
+        (Step(binds=(bind(9, 0, 8),)), "bind of slot 0"),
+        (Step(binds=(bind(9, 5, 8), bind(8, 5, 8))), "bind of slot 5"),
+        (Step(binds=(bind(9, 16, 8),)), "bind slot"),
+        (Step(rows=(Chunk(1, 2, 8, 24, 20),)), "chunk"),
+        (Step(grants=((1, 2, 0),)), "grant pool"),
+        (Step(grants=((16, 0, 0),)), "grant slot"),
+        (Step(rows=(Decode(0, 1, 2),), drops=(1,)), "request"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_part_that_contradicts_this_rank_is_refused(step: Step, field: str) -> None:
+    with pytest.raises(PlanMismatch, match=field):
+        _running().check(write(3, step, new_slot()))
+
+
+def test_a_decode_row_may_not_pass_its_cap() -> None:
+    table = _running()
+    for seq, counter in ((3, 2), (4, 3), (5, 4)):
+        plan = write(seq, Step(rows=(Decode(0, 1, counter),)), new_slot())
+        table.check(plan)
+        table.apply(plan)
+    with pytest.raises(PlanMismatch, match="cap 5"):
+        table.check(write(6, Step(rows=(Decode(0, 1, 5),)), new_slot()))
+
+
+def test_a_plan_may_not_run_twice() -> None:
+    with pytest.raises(PlanMismatch, match="seq"):
+        _running().check(write(2, Step(), new_slot()))
+
+
+def test_a_drop_frees_the_slot_for_a_bind_of_the_same_plan() -> None:
+    table = _running()
+    step = Step(rows=(Chunk(0, 9, 0, 8, 8),), drops=(1,), binds=(bind(9, 0, 8),), grants=pages(0, 6))
+    plan = write(3, step, new_slot())
+    table.check(plan)
+    table.apply(plan)
+    assert table.slot_of == {2: 1, 9: 0}
+    assert table.tables[0][0, :2].tolist() == [6, -1]
+
+
+def test_pages_are_appended_in_the_records_order() -> None:
+    table = _running()
+    plan = write(3, Step(grants=((1, 0, 7), (0, 0, 2), (1, 0, 5))), new_slot())
+    table.check(plan)
+    table.apply(plan)
+    assert table.tables[0][1, :4].tolist() == [4, 7, 5, -1]
+    assert table.held[0][:2].tolist() == [2, 3]
+
+
+def test_more_pages_than_a_row_may_hold_are_refused() -> None:
+    plan = write(3, Step(grants=tuple((1, 0, page) for page in range(10, 20))), new_slot())
+    table = _running()
+    with pytest.raises(PlanMismatch, match="pages of slot 1"):
+        table.check(plan)

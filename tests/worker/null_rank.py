@@ -1,0 +1,241 @@
+"""A rank without model, shared memory or loop: the real scheduler, slot table and device bookkeeping.
+
+The null forward writes a token that depends on the request and the place alone, checks the carry it
+reads against the token it wrote there, and keeps a picture of every KV page, so that a stale slot, a
+page freed early or a skipped token raises instead of passing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mstar.engine.device import CpuDevice, StepFailed
+from mstar.engine.executor import Executor, SlotState
+from mstar.engine.results import ResultSlot
+from mstar.engine.slot_table import SlotTable
+from mstar.messages.request import Admit, Sampling
+from mstar.messages.step import CARRY, Bind, StepPlan, open_plan
+from mstar.messages.tokens import RUNNING, RowFailed
+from mstar.worker.scheduler import REPLAYS_SLAB, Limits, MicroScheduler, StepResult
+from shm.errors import SlabExhausted
+from shm.slab import SlabHandle
+from shm.steps import StepLayout, StepSlot
+from shm.steps import _plan as slot_places
+
+__all__ = ["LIMITS", "Kept", "NullRank", "expected", "token_of"]
+
+LIMITS = Limits(
+    slots=8,
+    max_seq_len=256,
+    pages=128,
+    page_size=4,
+    batch_tokens=32,
+    min_chunk_tokens=4,
+    depth=1,
+    max_waiting=64,
+)
+STOP_ID = 7
+
+
+def token_of(request: int, place: int) -> int:
+    """The null model's token of ``request`` at ``place`` of its sequence; never below 100."""
+    return 100 + (request * 7919 + place * 104729) % 50000
+
+
+def expected(request: int, prompt: int, count: int) -> list[int]:
+    """The tokens a request of ``prompt`` tokens is owed."""
+    return [token_of(request, prompt + i) for i in range(count)]
+
+
+class Kept(NamedTuple):
+    """What an owner was told of one request."""
+
+    tokens: list[int]
+    finish: list[int]
+    failed: list[RowFailed]
+
+
+class Replays:
+    """The leader's replay slab, in plain memory and of a limited number of blocks."""
+
+    def __init__(self, blocks: int = 64) -> None:
+        self.blocks: dict[int, bytearray] = {}
+        self._next = 0
+        self._most = blocks
+
+    def lease(self, nbytes: int) -> SlabHandle:
+        if len(self.blocks) >= self._most:
+            raise SlabExhausted("no block")
+        self._next += 1
+        self.blocks[self._next] = bytearray(nbytes)
+        return SlabHandle(self._next, 0, nbytes)
+
+    def view(self, handle: SlabHandle) -> memoryview:
+        return memoryview(self.blocks[handle.block])
+
+    def release(self, handle: SlabHandle) -> None:
+        del self.blocks[handle.block]
+
+
+class NullRank(SlotState):
+    """Admissions, aborts and turns of the main loop, one call each."""
+
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self.limits = limits
+        rows = limits.slots
+        layout = StepLayout(rows, 2 * rows + limits.batch_tokens // limits.page_size, limits.tail_bytes, 4, 0)
+        size = slot_places(layout)[1]
+        memory = memoryview(bytearray(4 * size))
+        self._slots = [StepSlot(memory, i * size, layout) for i in range(4)]
+        self.replays = Replays()
+        self.scheduler = MicroScheduler(limits, lambda seq: self._slots[seq % 4], self.replays)
+        self.table = SlotTable(rows, (-(-limits.max_seq_len // limits.page_size),))
+        self.device = CpuDevice(rows, limits.depth, self._forward)
+        self.executor = Executor(self.table, self, self.device, self._input)
+        self.prompts: dict[int, NDArray[np.int32]] = {}
+        self.kept: dict[int, Kept] = {}
+        self.plans: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
+        self.fail_at: set[int] = set()
+        self.stops: dict[int, int] = {}
+        self.released: list[int] = []
+        self.on_launch: Callable[[StepPlan], None] = lambda plan: None
+        self._carry = np.full(rows, -1, np.int64)
+        cells = limits.pages * limits.page_size
+        self._cell_request = np.full(cells, -1, np.int64)
+        self._cell_place = np.full(cells, -1, np.int64)
+        self._broken: set[int] = set()
+        self._sequence: dict[int, NDArray[np.int32]] = {}
+
+    # ---- what a test does --------------------------------------------------------------------
+
+    def admit(self, request: int, prompt: int = 5, max_tokens: int = 4, **extra: object) -> None:
+        tokens = np.arange(prompt, dtype=np.int32) + 1000 * request
+        self.prompts[request] = tokens
+        self.kept[request] = Kept([], [], [])
+        message = Admit(
+            request=request,
+            attempt=0,
+            prompt=SlabHandle(request, 0, tokens.nbytes),
+            prompt_tokens=prompt,
+            max_tokens=max_tokens,
+            sampling=Sampling(),
+            **extra,  # type: ignore[arg-type]
+        )
+        self.scheduler.admit(message, tokens, lambda: self.released.append(request))
+        self._told(self.scheduler.take_refusals())
+
+    def turn(self) -> bool:
+        """One turn of the main loop; False when there was nothing to do."""
+        plan = self.scheduler.plan()
+        if plan is not None:
+            again = open_plan(plan.seq, self._slots[plan.seq % 4])
+            assert again.digest == plan.digest
+            self.plans.append((plan.seq, tuple(plan.request.tolist()), tuple(plan.drops.tolist())))
+            self.on_launch(plan)
+            self.executor.launch(again)
+        pipeline = self.scheduler.pipeline
+        if not pipeline.in_flight:
+            return plan is not None
+        seq = pipeline.oldest
+        results = self.executor.landed(seq, flush=plan is None)
+        if results is None:
+            return True
+        landed = self.scheduler.land(seq, StepResult(results.tokens.copy(), failed=results.failed))
+        if landed.batch is not None:
+            batch = landed.batch
+            for request, place, token, finish in zip(
+                batch.request.tolist(),
+                batch.index.tolist(),
+                batch.token.tolist(),
+                batch.finish.tolist(),
+                strict=True,
+            ):
+                kept = self.kept[request]
+                assert place == len(kept.tokens), f"request {request}: token {place} after {len(kept.tokens)}"
+                assert not kept.finish, f"request {request}: a token after its end"
+                kept.tokens.append(token)
+                if finish != RUNNING:
+                    kept.finish.append(finish)
+        self._told(landed.failed)
+        return True
+
+    def drain(self, turns: int = 20000) -> None:
+        """Turn until idle; raises if that takes more than ``turns``."""
+        for _ in range(turns):
+            if not self.turn() and self.scheduler.idle:
+                return
+        raise AssertionError(f"still not idle after {turns} turns: {self.scheduler.statistics()}")
+
+    def check_idle(self) -> None:
+        """Everything is back: pages, slots, promises, leases."""
+        pages = self.scheduler.ledger.statistics()
+        assert pages.free == pages.total
+        assert pages.promised == 0
+        assert self.scheduler.slots.free == self.limits.slots
+        assert self.table.statistics().bound == 0
+        assert not self.replays.blocks
+        assert self.scheduler.pipeline.retiring == 0
+
+    def _told(self, failures: Iterable[RowFailed]) -> None:
+        for failure in failures:
+            kept = self.kept[failure.request]
+            assert not kept.finish
+            assert not kept.failed
+            kept.failed.append(failure)
+
+    # ---- the null model ----------------------------------------------------------------------
+
+    def _input(self, bind: Bind) -> NDArray[np.int32]:
+        source = bind.inputs[0]
+        if source.slab == REPLAYS_SLAB:
+            return np.frombuffer(self.replays.view(source.handle), np.int32)
+        assert bind.request not in self.released, "a prompt was given back before its bind was read"
+        return self.prompts[bind.request]
+
+    def bind(self, bind: Bind, tokens: NDArray[np.int32]) -> None:
+        assert tokens.size == bind.length
+        self._carry[bind.slot] = -1
+        self._sequence[bind.slot] = tokens.copy()
+
+    def drop(self, slot: int) -> None:
+        self._carry[slot] = -1
+
+    def _forward(self, plan: StepPlan, results: ResultSlot) -> None:
+        if plan.seq in self.fail_at:
+            self._broken.update(plan.request.tolist())
+            raise StepFailed("planted")
+        for row in range(plan.request.size):
+            slot, request = int(plan.slot[row]), int(plan.request[row])
+            table, held = self.table.tables[0][slot], int(self.table.held[0][slot])
+            base = int(self.table.length[slot] - self.table.accepted[slot])
+            if plan.source[row] == CARRY:
+                place = base + int(plan.counter[row])
+                start, end = place - 1, place
+                if request not in self._broken:
+                    assert self._carry[slot] == self._token(request, place - 1), "a stale carry was read"
+            else:
+                start, end = int(plan.chunk_starts[row]), int(plan.chunk_ends[row])
+                place = end
+            assert end <= held * self.limits.page_size, "a token without a page"
+            size = self.limits.page_size
+            at = np.arange(end)
+            cells = table[at // size].astype(np.int64) * size + at % size
+            self._cell_request[cells[start:]] = request
+            self._cell_place[cells[start:]] = at[start:]
+            if request not in self._broken:
+                assert (self._cell_request[cells] == request).all(), f"{request} reads another's page"
+                assert (self._cell_place[cells] == at).all(), f"{request} reads its pages in the wrong order"
+            if plan.samples[row]:
+                token = self._token(request, place)
+                results.tokens[slot] = token
+                self._carry[slot] = token
+
+    def _token(self, request: int, place: int) -> int:
+        stop = self.stops.get(request)
+        if stop is not None and place == self.prompts[request].size + stop:
+            return STOP_ID
+        return token_of(request, place)

@@ -1,0 +1,286 @@
+"""The scheduler, pipeline and executor bookkeeping against a device that withholds landing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mstar.messages.tokens import LENGTH, STOP
+from tests.worker.null_rank import LIMITS, STOP_ID, NullRank, expected
+
+DEPTHS = pytest.mark.parametrize("depth", [0, 1, 2])
+
+
+@DEPTHS
+def test_every_request_gets_its_own_tokens(depth: int) -> None:
+    rank = NullRank(LIMITS._replace(depth=depth))
+    for request in range(1, 21):
+        rank.admit(request, prompt=1 + request * 3 % 40, max_tokens=1 + request % 9)
+    rank.drain()
+    for request in range(1, 21):
+        kept = rank.kept[request]
+        assert kept.tokens == expected(request, 1 + request * 3 % 40, 1 + request % 9)
+        assert kept.finish == [LENGTH]
+    rank.check_idle()
+
+
+@pytest.mark.behaviour("F-26")
+@DEPTHS
+@pytest.mark.parametrize("budget", [1, 2, 3, 4, 5])
+def test_a_budget_of_k_gives_k_tokens(depth: int, budget: int) -> None:
+    rank = NullRank(LIMITS._replace(depth=depth))
+    rank.admit(1, prompt=9, max_tokens=budget)
+    rank.drain()
+    assert rank.kept[1].tokens == expected(1, 9, budget)
+    assert rank.kept[1].finish == [LENGTH]
+
+
+@DEPTHS
+def test_a_row_that_ends_by_its_budget_never_rides_for_nothing(depth: int) -> None:
+    rank = NullRank(LIMITS._replace(depth=depth))
+    for request in range(1, 9):
+        rank.admit(request, max_tokens=6)
+    rank.drain()
+    assert rank.scheduler.statistics().stale_results == 0
+
+
+@DEPTHS
+def test_a_row_that_stopped_rides_at_most_depth_more_steps(depth: int) -> None:
+    rank = NullRank(LIMITS._replace(depth=depth))
+    rank.stops[1] = 3
+    rank.admit(1, max_tokens=50, stop_ids=(STOP_ID, 9))
+    rank.drain()
+    assert rank.kept[1].tokens == [*expected(1, 5, 3), STOP_ID]
+    assert rank.kept[1].finish == [STOP]
+    assert rank.scheduler.statistics().stale_results == depth
+    rank.check_idle()
+
+
+@DEPTHS
+def test_the_same_steps_run_whatever_the_depth_withholds(depth: int) -> None:
+    rank = NullRank(LIMITS._replace(depth=depth))
+    rank.admit(1, prompt=40, max_tokens=5)
+    in_flight = []
+    rank.on_launch = lambda plan: in_flight.append(rank.scheduler.pipeline.in_flight)
+    rank.drain()
+    assert max(in_flight) == depth + 1
+
+
+@pytest.mark.behaviour("F-35")
+@DEPTHS
+@pytest.mark.parametrize("turns", range(16))
+def test_an_abort_at_any_point_frees_everything_once(depth: int, turns: int) -> None:
+    rank = NullRank(LIMITS._replace(depth=depth))
+    rank.admit(1, prompt=70, max_tokens=6)
+    rank.admit(2, prompt=6, max_tokens=12)
+    for _ in range(turns):
+        rank.turn()
+    before = len(rank.kept[1].tokens)
+    rank.scheduler.abort(1)
+    rank.admit(3, prompt=8, max_tokens=5)
+    rank.drain()
+    assert len(rank.kept[1].tokens) == before
+    assert rank.kept[2].tokens == expected(2, 6, 12)
+    assert rank.kept[3].tokens == expected(3, 8, 5)
+    assert sorted(rank.released) == [1, 2, 3]
+    rank.check_idle()
+
+
+@pytest.mark.behaviour("F-35")
+def test_a_slot_is_not_reused_while_a_step_that_names_it_is_in_flight() -> None:
+    rank = NullRank(LIMITS._replace(depth=2, slots=2))
+    landed: dict[int, int] = {}
+    rank.on_launch = lambda plan: landed.update({plan.seq: rank.scheduler.pipeline.landed})
+    rank.admit(1, max_tokens=20)
+    rank.admit(3, max_tokens=40)
+    for _ in range(4):
+        rank.turn()
+    rank.scheduler.abort(1)
+    rank.admit(2, max_tokens=3)
+    rank.drain()
+    last = max(seq for seq, requests, drops in rank.plans if 1 in requests or 1 in drops)
+    first = next(seq for seq, requests, _ in rank.plans if 2 in requests)
+    assert landed[first] >= last
+    assert first == last + 3  # not later either: depth 2 keeps the slot for two steps more
+    assert rank.kept[2].tokens == expected(2, 5, 3)
+
+
+def test_an_idle_decider_still_drops_what_ended() -> None:
+    rank = NullRank()
+    rank.admit(1, max_tokens=2)
+    rank.drain()
+    assert rank.plans[-1][1:] == ((), (1,))
+    rank.check_idle()
+
+
+@DEPTHS
+def test_a_pool_too_small_for_all_preempts_the_youngest_and_finishes_all(depth: int) -> None:
+    rank = NullRank(LIMITS._replace(depth=depth, pages=20, slots=6))
+    for request in range(1, 13):
+        rank.admit(request, prompt=8, max_tokens=60)
+    rank.drain()
+    for request in range(1, 13):
+        assert rank.kept[request].tokens == expected(request, 8, 60)
+    rank.check_idle()
+
+
+@DEPTHS
+def test_a_preempted_row_continues_where_it_was(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mstar.worker.scheduler.HORIZON_TOKENS", 4)
+    rank = NullRank(LIMITS._replace(depth=depth, pages=24, slots=6))
+    for request in range(1, 13):
+        rank.admit(request, prompt=8, max_tokens=60)
+    rank.drain()
+    assert rank.scheduler.statistics().preempted > 0
+    for request in range(1, 13):
+        assert rank.kept[request].tokens == expected(request, 8, 60)
+        assert rank.kept[request].finish == [LENGTH]
+    rank.check_idle()
+
+
+def test_the_oldest_row_is_never_preempted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mstar.worker.scheduler.HORIZON_TOKENS", 4)
+    rank = NullRank(LIMITS._replace(pages=24, slots=6))
+    for request in range(1, 7):
+        rank.admit(request, prompt=8, max_tokens=80)
+    while not rank.kept[1].finish:
+        rank.turn()
+        assert all(1 not in drops for _, _, drops in rank.plans)
+    rank.drain()
+
+
+def test_a_failed_step_ends_its_rows_and_nobody_else() -> None:
+    rank = NullRank(LIMITS._replace(depth=2))
+    rank.admit(1, max_tokens=30)
+    for _ in range(3):
+        rank.turn()
+    rank.fail_at.add(rank.scheduler.pipeline.next_seq)
+    rank.turn()
+    rank.admit(2, max_tokens=4)
+    rank.drain()
+    assert [failure.message for failure in rank.kept[1].failed] == ["planted"]
+    assert rank.kept[2].tokens == expected(2, 5, 4)
+    rank.check_idle()
+
+
+def test_a_sequence_that_can_never_fit_is_refused_at_once() -> None:
+    rank = NullRank(LIMITS._replace(pages=8))
+    rank.admit(1, prompt=20, max_tokens=100)
+    rank.admit(2, prompt=200, max_tokens=100)
+    assert rank.kept[1].failed[0].status == 400
+    assert "8" in rank.kept[1].failed[0].message
+    assert rank.kept[2].failed[0].status == 400
+    assert rank.released == [1, 2]
+
+
+def test_a_full_waiting_line_refuses_with_429() -> None:
+    rank = NullRank(LIMITS._replace(max_waiting=2))
+    for request in (1, 2, 3):
+        rank.admit(request)
+    assert rank.kept[3].failed[0].status == 429
+    rank.drain()
+    assert rank.kept[2].tokens == expected(2, 5, 4)
+
+
+def test_a_step_never_runs_more_tokens_than_its_budget() -> None:
+    rank = NullRank(LIMITS._replace(depth=1))
+    sizes: list[int] = []
+    rank.on_launch = lambda plan: sizes.append(
+        int((plan.chunk_ends - plan.chunk_starts).sum()) + int((plan.chunk_starts < 0).sum())
+        if plan.chunk_starts.size
+        else plan.request.size
+    )
+    for request in range(1, 9):
+        rank.admit(request, prompt=50, max_tokens=20)
+    rank.drain()
+    assert max(sizes) <= LIMITS.batch_tokens
+
+
+def test_ready_rows_decode_in_every_step_with_room() -> None:
+    rank = NullRank(LIMITS._replace(depth=1))
+    rank.admit(1, prompt=4, max_tokens=40)
+    for _ in range(3):
+        rank.turn()
+    rank.admit(2, prompt=200, max_tokens=4)
+    while rank.scheduler.slots.ride[0]:
+        rank.turn()
+    seqs = [seq for seq, requests, _ in rank.plans if 1 in requests]
+    assert seqs == list(range(seqs[0], seqs[0] + 40))
+
+
+def test_more_stop_ids_than_the_columns_hold_widen_them() -> None:
+    rank = NullRank()
+    rank.stops[1] = 2
+    rank.admit(1, max_tokens=30, stop_ids=(900001, 900002, 900003, 900004, 900005, STOP_ID))
+    rank.admit(2, max_tokens=3)
+    rank.drain()
+    assert rank.kept[1].finish == [STOP]
+    assert rank.kept[2].finish == [LENGTH]
+
+
+_event = st.one_of(
+    st.tuples(st.just("admit"), st.integers(1, 60), st.integers(1, 40)),
+    st.tuples(st.just("abort"), st.integers(1, 40), st.just(0)),
+    st.tuples(st.just("turn"), st.integers(1, 12), st.just(0)),
+    st.tuples(st.just("fail"), st.just(0), st.just(0)),
+)
+
+
+@pytest.mark.behaviour("F-19", "F-35", "F-36")
+@settings(max_examples=120, deadline=None)
+@given(
+    depth=st.integers(0, 2),
+    pages=st.integers(26, 64),
+    horizon=st.sampled_from([1, 4, 32]),
+    events=st.lists(_event, min_size=1, max_size=60),
+    stops=st.dictionaries(st.integers(1, 40), st.integers(0, 30), max_size=12),
+)
+def test_random_faults_leave_every_request_with_one_end_and_every_page_free(
+    depth: int, pages: int, horizon: int, events: list[tuple[str, int, int]], stops: dict[int, int]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mstar.worker.scheduler.HORIZON_TOKENS", horizon)
+        rank = NullRank(LIMITS._replace(depth=depth, pages=pages, slots=5))
+        rank.stops = stops
+        aborted: set[int] = set()
+        budgets: dict[int, tuple[int, int]] = {}
+        for kind, first, second in events:
+            if kind == "admit":
+                request = len(budgets) + 1
+                budgets[request] = (first, second)
+                rank.admit(request, prompt=first, max_tokens=second, stop_ids=(STOP_ID,))
+            elif kind == "abort":
+                ended = rank.kept.get(first)
+                if ended is not None and not ended.finish and not ended.failed:
+                    aborted.add(first)
+                rank.scheduler.abort(first)
+            elif kind == "turn":
+                for _ in range(first):
+                    rank.turn()
+            else:
+                rank.fail_at.add(rank.scheduler.pipeline.next_seq)
+        rank.drain()
+        for request, (prompt, budget) in budgets.items():
+            kept = rank.kept[request]
+            owed = expected(request, prompt, budget)
+            stop = stops.get(request)
+            if stop is not None and stop < budget:
+                owed = [*owed[:stop], STOP_ID]
+            assert kept.tokens == owed[: len(kept.tokens)]
+            assert len(kept.finish) + len(kept.failed) == (0 if request in aborted else 1)
+            if kept.finish:
+                assert kept.tokens == owed
+        assert sorted(set(rank.released)) == sorted(budgets)
+        rank.check_idle()
+
+
+def test_slots_are_taken_lowest_first_so_that_plans_stay_short() -> None:
+    rank = NullRank()
+    for request in range(1, 6):
+        rank.admit(request, max_tokens=2 if request < 5 else 30)
+    rank.drain()
+    rank.admit(9, max_tokens=2)
+    rank.turn()
+    assert np.flatnonzero(rank.scheduler.slots.owner >= 0).tolist() == [0]
