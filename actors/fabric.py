@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from actors.frames import Attachment
-from actors.wiring import ChannelSpec, Link, SlabSpec, Wiring
-from shm.board import Board, Line
+import msgspec
+
+from actors.frames import Attachment, Boot
+from actors.wiring import ActorSpec, ChannelSpec, Link, SlabSpec, Wiring
+from shm.board import Board
 from shm.doorbell import Doorbell
 from shm.ring import Ring
 from shm.segment import Poison, Segment
@@ -73,20 +75,7 @@ class Fabric:
         except BaseException:
             self.close()
             raise
-        self._lines = {name: self._board.line(i) for i, name in enumerate(self._names)}
-
-    @property
-    def board(self) -> int:
-        """The board's descriptor."""
-        return self._board.segment.fd
-
-    @property
-    def lines(self) -> dict[str, Line]:
-        return self._lines
-
-    def doorbells(self, actor: str) -> dict[str, int]:
-        """The descriptors of an actor's own doorbell and its peers'."""
-        return {name: self._doorbells[name].fd for name in sorted({actor, *self._peers[actor]})}
+        self.lines = {name: self._board.line(i) for i, name in enumerate(self._names)}
 
     def poison(self, actors: Collection[str]) -> None:
         """Give up what these actors touch, and wake everybody to see it."""
@@ -104,13 +93,34 @@ class Fabric:
                 shared.renew()
                 self._replaced += 1
         for name in actors:
-            line = self._lines[name]
+            line = self.lines[name]
             line.beat = line.stage = line.step = line.pid = 0
             line.stage_name = ""
 
-    def everything(self, actor: str) -> Handout:
-        """All ends of an actor that is about to be spawned."""
-        return self._hand_out(actor, [s for s in self._shared if actor in s.link.actors])
+    def boot(
+        self, spec: ActorSpec, *, generation: int, path: tuple[str, ...], loop: str
+    ) -> tuple[Boot, tuple[int, ...]]:
+        """The first frame of an actor that is about to be spawned, and the descriptors it inherits."""
+        ends = self._hand_out(spec.name, [s for s in self._shared if spec.name in s.link.actors])
+        doorbells = {name: self._doorbells[name].fd for name in sorted({spec.name, *self._peers[spec.name]})}
+        boot = Boot(
+            name=spec.name,
+            cell=spec.cell,
+            generation=generation,
+            target=spec.target,
+            config=spec.config,
+            path=path,
+            loop=loop,
+            board=self._board.segment.fd,
+            lines={name: line.index for name, line in self.lines.items()},
+            doorbells=doorbells,
+            fds=spec.fds,
+            # an inherited descriptor has the same number in the child
+            attachments=tuple(
+                msgspec.structs.replace(end, fd=ends.descriptors[end.fd]) for end in ends.attachments
+            ),
+        )
+        return boot, (boot.board, *doorbells.values(), *spec.fds.values(), *ends.descriptors)
 
     def missing(self, actor: str, peers: Collection[str]) -> Handout:
         """The ends of what `actor` shares with `peers` and was replaced since it was last handed out to

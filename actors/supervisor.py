@@ -21,7 +21,6 @@ from functools import partial
 from typing import NamedTuple
 
 import anyio
-import msgspec
 
 from actors.cell import Cell, CellState
 from actors.errors import (
@@ -48,7 +47,6 @@ from actors.fabric import Fabric, FabricStatistics
 from actors.frames import (
     Answer,
     Ask,
-    Boot,
     CellLost,
     CellReady,
     Failed,
@@ -73,6 +71,7 @@ _MUTE = 1.0  # seconds from a closed control socket to the end of a process that
 _REAP = 10.0  # seconds for killed processes to disappear before a failing start is reported all the same
 _MAX_ASKS = 64
 _POLICY = RestartPolicy()
+_ENDING = (ActorState.STOPPING, ActorState.DYING)
 _MAX_KINDS = 32
 
 
@@ -149,8 +148,8 @@ class Supervisor:
         """
         if threading.current_thread() is not threading.main_thread():
             raise NotMainThread(
-                f"Supervisor.start was called in the thread {threading.current_thread().name!r}; actors die with "
-                "the thread that starts them, so call it in the main thread"
+                f"Supervisor.start was called in the thread {threading.current_thread().name!r}; "
+                "actors die with the thread that starts them, so call it in the main thread"
             )
         sweep()
         try:
@@ -250,7 +249,7 @@ class Supervisor:
             if process.state is not ActorState.DYING and process.dying():
                 self._hear_out(process)
                 self._ending(process)
-            if process.reaped():
+            if process.state in _ENDING and process.reaped():
                 self._gone(process)
             elif process.mute_since is not None and now - process.mute_since > _MUTE:
                 process.verdict = "closed its control socket and lives on"
@@ -369,26 +368,9 @@ class Supervisor:
         cell.culprit = cell.cause = cell.traceback = ""
         loop = asyncio.get_running_loop()
         for spec in cell.specs:
-            ends = fabric.everything(spec.name)
-            doorbells = fabric.doorbells(spec.name)
-            boot = Boot(
-                name=spec.name,
-                cell=spec.cell,
-                generation=cell.generation,
-                target=spec.target,
-                config=spec.config,
-                path=search_path(),
-                loop=self._loop_factory,
-                board=fabric.board,
-                lines={name: line.index for name, line in fabric.lines.items()},
-                doorbells=doorbells,
-                fds=spec.fds,
-                # an inherited descriptor has the same number in the child
-                attachments=tuple(
-                    msgspec.structs.replace(end, fd=ends.descriptors[end.fd]) for end in ends.attachments
-                ),
+            boot, inherited = fabric.boot(
+                spec, generation=cell.generation, path=search_path(), loop=self._loop_factory
             )
-            inherited = (fabric.board, *doorbells.values(), *spec.fds.values(), *ends.descriptors)
             process = ActorProcess(spec, boot, inherited, now)
             cell.processes[spec.name] = process
             process.control.attach(loop, partial(self._on_frame, process), partial(self._on_mute, process))
@@ -438,17 +420,19 @@ class Supervisor:
             process.state = ActorState.DYING
             process.kill()
         deadline = self._clock() + _REAP
-        while any(cell.processes for cell in self._cells.values()) and self._clock() < deadline:
-            for process in list(self._living()):
-                if process.reaped():
-                    self._gone(process)
-            await asyncio.sleep(_QUICK)
-        for task in self._answering:
-            task.cancel()
-        if self._fabric is not None:
-            self._fabric_statistics = self._fabric.statistics()
-            self._fabric.close()
-            self._fabric = None
+        try:
+            while any(cell.processes for cell in self._cells.values()) and self._clock() < deadline:
+                for process in list(self._living()):
+                    if process.reaped():
+                        self._gone(process)
+                await asyncio.sleep(_QUICK)
+        finally:
+            for task in self._answering:
+                task.cancel()
+            if self._fabric is not None:
+                self._fabric_statistics = self._fabric.statistics()
+                self._fabric.close()
+                self._fabric = None
 
     # Listening
 
