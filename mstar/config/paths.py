@@ -5,13 +5,14 @@ Server and client compute the same path from the same facts.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["UntrustedFolder", "check_private", "default_log", "default_socket", "lock_file"]
+__all__ = ["UntrustedFolder", "check_private", "default_log", "default_socket", "lock_file", "lock_owner"]
 
 
 class UntrustedFolder(Exception):
@@ -40,6 +41,22 @@ def default_log(env: Mapping[str, str]) -> Path:
 def lock_file(socket: Path) -> Path:
     """The file whose lock is held by the daemon that serves ``socket``; it holds that daemon's process id."""
     return socket.with_name(socket.name + ".lock")
+
+
+def lock_owner(socket: Path) -> int | None:
+    """Process id of the daemon that holds the lock of ``socket``; None when no daemon does."""
+    try:
+        fd = os.open(lock_file(socket), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        text = os.pread(fd, 32, 0).strip()
+        return int(text) if text.isdigit() else None
+    finally:
+        os.close(fd)
+    return None
 
 
 def check_private(folder: Path) -> None:

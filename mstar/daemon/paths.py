@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mstar.config.paths import check_private, lock_file
 
-__all__ = ["InUse", "SocketLock", "owner", "private_folder"]
+__all__ = ["InUse", "SocketLock", "private_folder"]
 
 # A Unix socket's path must fit sockaddr_un with its closing zero.
 LONGEST_PATH = 107
@@ -24,22 +24,6 @@ def private_folder(folder: Path) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     check_private(folder)
-
-
-def owner(socket: Path) -> int | None:
-    """Process id of the daemon that holds the lock of ``socket``; None when no daemon does."""
-    try:
-        fd = os.open(lock_file(socket), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        text = os.pread(fd, 32, 0).strip()
-        return int(text) if text.isdigit() else None
-    finally:
-        os.close(fd)
-    return None
 
 
 class SocketLock:
