@@ -12,15 +12,11 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from tools.bench.slot_decode import kernels
+from tools.bench.slot_decode.attention import TorchAttention
 from tools.bench.slot_decode.check import Conversation, Join
-from tools.bench.slot_decode.step import (
-    RING,
-    Rows,
-    Shape,
-    SlotState,
-    TorchAttention,
-    random_weights,
-)
+from tools.bench.slot_decode.mailbox import RING
+from tools.bench.slot_decode.model import random_weights
+from tools.bench.slot_decode.state import Rows, Shape, SlotState
 
 PAGE = 4
 SHAPE = Shape(2, 32, 4, 2, 16, 48, 96, 64, tied=False, rope_theta=1e4)
@@ -98,6 +94,28 @@ def test_publishing_writes_carry_and_position_by_slot_and_leaves_the_scratch_slo
     assert counter.item() == word.item() == RING + 3
 
 
+def test_binds_and_grants_of_this_step_are_applied_by_slot_and_no_others() -> None:
+    state = small_state()
+    counts = int32([0, 0], [2, 300], [0, 0], [9, 9])
+    binds = torch.full((RING, 3, 3), -5, dtype=torch.int32)
+    binds[1, :2] = int32([4, 17, 70], [2, 0, 71])
+    grants = torch.full((RING, 2000, 3), -5, dtype=torch.int32)
+    table = torch.full((7, 300), -1, dtype=torch.int32)
+    grants[1, :300] = torch.stack([torch.full((300,), 4), torch.arange(300), torch.arange(300) * 3 + 1], 1)
+    kernels.bind(torch.tensor([RING + 1]), counts, binds, grants, state.carry, state.position, table)
+    assert state.position.tolist() == [-1, -1, 0, -1, 17, -1, 0]
+    assert state.carry.tolist() == [-1, -1, 71, -1, 70, -1, 0]
+    assert table[4].tolist() == [3 * i + 1 for i in range(300)]
+    assert (table[[0, 1, 2, 3, 5, 6]] == -1).all()
+
+
+def test_a_step_takes_its_binds_once() -> None:
+    talk, _ = conversation(13)
+    talk.join(Join(0, 3, 4))
+    with pytest.raises(ValueError, match="step 1 already has its binds"):
+        talk.join(Join(1, 3, 4))
+
+
 def conversation(seed: int, *, horizon: int = 1) -> tuple[Conversation, list[TorchAttention]]:
     attention: list[TorchAttention] = []
 
@@ -131,11 +149,10 @@ def test_padding_rows_use_the_scratch_slot_and_page_and_no_other() -> None:
         talk.decoder.launch(np.array([3], dtype=np.int32))
         talk.collect(step)
     talk.join(Join(1, 2, 8))
-    talk.join(Join(2, 3, 8))
-    talk.decoder.launch(np.array([1, 2, 3], dtype=np.int32))  # 3 rows in a bucket of 4
+    talk.decoder.launch(np.array([1, 3], dtype=np.int32))  # 2 rows in a bucket of 4
     state = talk.state
     assert (state.position[6], state.carry[6]) == (0, 0)
-    assert state.position[[0, 4, 5]].tolist() == [-1, -1, -1]
+    assert state.position[[0, 2, 4, 5]].tolist() == [-1] * 4
     owned = {0} | set(state.block_table[state.block_table >= 0].tolist())
     for cache, old in zip(state.cache, before, strict=True):
         touched = (~cache.isnan() & old.isnan()).flatten(1).any(1).nonzero().flatten().tolist()
@@ -158,12 +175,12 @@ def test_what_the_host_hands_over_does_not_grow_with_context() -> None:
     talk, _ = conversation(9)
     talk.join(Join(0, 25, 4))
     mailbox, decoder = talk.decoder.mailbox.arrays, talk.decoder
-    mailbox["binds"][:], mailbox["grants"][:] = -9, -9
+    for name in ("binds", "grants", "counts"):
+        mailbox[name][:] = -9
     decoder.launch(np.array([0], dtype=np.int32))
     decoder.collect(1)
     assert mailbox["slots"][0].tolist() == [0] + [6] * 7
-    assert (mailbox["binds"] == -9).all()
-    assert (mailbox["grants"] == -9).all()
+    assert all((mailbox[name] == -9).all() for name in ("binds", "grants", "counts"))
 
 
 def test_a_step_that_never_lands_is_named() -> None:

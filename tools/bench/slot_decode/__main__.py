@@ -18,17 +18,11 @@ import numpy as np
 import torch
 
 from tools.bench.slot_decode import probes
+from tools.bench.slot_decode.attention import FLOAT_WORKSPACE, FlashInferAttention
 from tools.bench.slot_decode.check import Conversation, Join
 from tools.bench.slot_decode.loop import PAGE, PAGES, Bench
-from tools.bench.slot_decode.step import (
-    FLOAT_WORKSPACE,
-    QWEN3_06B,
-    FlashInferAttention,
-    Rows,
-    Shape,
-    SlotState,
-    random_weights,
-)
+from tools.bench.slot_decode.model import QWEN3_06B, random_weights
+from tools.bench.slot_decode.state import Rows, Shape, SlotState
 
 SMALL = Shape(2, 256, 4, 2, 128, 512, 1024, 2048, tied=False)
 
@@ -60,7 +54,7 @@ def check_tokens(*, tensor_cores: bool, horizon: int) -> dict[str, Any]:
     leaves = {30: 3, 40: 12, 50: 5, 52: 7, 54: 1, 56: 2, 58: 4, 100: 9}
     joins |= {60: Join(3, 33, 60), 70: Join(12, 1023, 60)}
     talk.run(120, joins, leaves)
-    torch.cuda.synchronize()
+    talk.decoder.mailbox.close()
     return talk.verdict()._asdict() | {
         "tensor_cores": tensor_cores,
         "horizon_pages": horizon,
@@ -108,6 +102,8 @@ def main() -> None:
         for rows in (1, 32, 64, 256):
             record("plan", probes.plan_cost(bench, rows, 640))
         record("plan", probes.plan_cost(bench, 256, 3872))
+        for rows in (1, 32, 64, 256):
+            record("host_alone", probes.host_alone(bench, rows))
         for attention in bench.decoders:
             for middle, count in ((768, steps), (4000, min(steps, 96))):
                 for rows in (1, 32, 64, 256):

@@ -8,15 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from tools.bench.slot_decode.step import (
-    Attention,
-    Rows,
-    Shape,
-    SlotDecoder,
-    SlotState,
-    Weights,
-    reference_forward,
-)
+from tools.bench.slot_decode.attention import Attention
+from tools.bench.slot_decode.model import Weights, reference_forward
+from tools.bench.slot_decode.state import Rows, Shape, SlotState
+from tools.bench.slot_decode.step import SlotDecoder
 
 
 class Join(NamedTuple):
@@ -28,12 +23,18 @@ class Join(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Generated tokens against the reference's greedy choice at the same position."""
+    """Generated tokens against the float32 reference's greedy choice at the same position.
+
+    A gap is the reference's top logit less its logit of the token taken. The same reference run eagerly in
+    the cache's dtype says how many differences, and how large, rounding alone makes.
+    """
 
     tokens: int
-    equal: int
     distinct: int
-    worst_gap: float  # largest (reference's top logit - its logit of our token)
+    equal: int
+    worst_gap: float
+    rounding_equal: int
+    rounding_worst_gap: float
 
 
 class Conversation:
@@ -104,13 +105,27 @@ class Conversation:
             self.leave(slot)
 
     def verdict(self) -> Verdict:
-        """Teacher-forced, so that one excused near-tie does not decide the rest of its sequence."""
-        equal, worst, generated = 0, 0.0, []
+        """Teacher-forced, so that one near-tie does not decide the rest of its sequence."""
+        dtype = self.state.cache[0].dtype
+        generated: list[int] = []
+        gaps: list[torch.Tensor] = []
+        rounding: list[torch.Tensor] = []
         for tokens, prompt in self.finished:
             ids = torch.tensor(tokens, device=self.state.carry.device)
-            logits = reference_forward(self.weights, self.shape, ids)[0][prompt - 1 : -1]
-            gaps = logits.amax(-1) - logits.gather(-1, ids[prompt:, None])[:, 0]
-            equal += int((gaps == 0).sum())
-            worst = float("nan") if gaps.isnan().any() else max(worst, float(gaps.max()))
+            exact, rounded = (
+                reference_forward(self.weights, self.shape, ids, kind)[0][prompt - 1 : -1]
+                for kind in (torch.float32, dtype)
+            )
+            top = exact.amax(-1)
+            gaps.append(top - exact.gather(-1, ids[prompt:, None])[:, 0])
+            rounding.append(top - exact.gather(-1, rounded.argmax(-1)[:, None])[:, 0])
             generated += tokens[prompt:]
-        return Verdict(len(generated), equal, len(set(generated)), worst)
+        ours, theirs = torch.cat(gaps), torch.cat(rounding)
+        return Verdict(
+            len(generated),
+            len(set(generated)),
+            int((ours == 0).sum()),
+            float(ours.max()),  # NaN stays NaN
+            int((theirs == 0).sum()),
+            float(theirs.max()),
+        )

@@ -2,9 +2,9 @@
 
 Per-slot device state of S slots and one scratch slot (index S, for the padding rows of a bucket):
 `block_table` int32 [S + 1, P], `position` int32 [S + 1] (where the next token is written), `carry`
-int32 [S + 1] (the token the next step reads). Two rings lie in host memory that the device can reach:
-`slot_ring` int32 [R, C] (host to device) and `token_ring` int32 [R, C] (device to host); entry
-`counter % R` belongs to the step in hand, and `counter` int64 [1] lives on the device.
+int32 [S + 1] (the token the next step reads). Rings of R entries lie in host memory that the device can
+reach: `slot_ring` int32 [R, C], binds and grants (host to device), `token_ring` int32 [R, C] (device to
+host); entry `counter % R` belongs to the step in hand, and `counter` int64 [1] lives on the device.
 """
 
 from __future__ import annotations
@@ -229,38 +229,48 @@ def publish_reference(
 
 
 @triton.jit
-def _bind(binds, grants, n_binds, n_grants, carry, position, block_table, width, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    bound = i < n_binds
-    slot = tl.load(binds + i * 3, mask=bound, other=0, cache_modifier=".cv")
-    tl.store(position + slot, tl.load(binds + i * 3 + 1, mask=bound, cache_modifier=".cv"), mask=bound)
-    tl.store(carry + slot, tl.load(binds + i * 3 + 2, mask=bound, cache_modifier=".cv"), mask=bound)
-    given = i < n_grants
-    owner = tl.load(grants + i * 3, mask=given, other=0, cache_modifier=".cv").to(tl.int64)
-    index = tl.load(grants + i * 3 + 1, mask=given, other=0, cache_modifier=".cv")
-    page = tl.load(grants + i * 3 + 2, mask=given, cache_modifier=".cv")
-    tl.store(block_table + owner * width + index, page, mask=given)
+def _bind(
+    counter, counts, binds, grants, carry, position, block_table,
+    ring, bind_capacity, grant_capacity, width, BLOCK: tl.constexpr,
+):  # fmt: skip
+    turn = tl.load(counter) % ring
+    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    stride = tl.num_programs(0) * BLOCK
+    n_binds = tl.load(counts + turn * 2, cache_modifier=".cv")
+    for first in range(0, n_binds, stride):
+        live = first + lane < n_binds
+        entry = binds + (turn * bind_capacity + first + lane) * 3
+        slot = tl.load(entry, mask=live, other=0, cache_modifier=".cv")
+        tl.store(position + slot, tl.load(entry + 1, mask=live, cache_modifier=".cv"), mask=live)
+        tl.store(carry + slot, tl.load(entry + 2, mask=live, cache_modifier=".cv"), mask=live)
+    n_grants = tl.load(counts + turn * 2 + 1, cache_modifier=".cv")
+    for first in range(0, n_grants, stride):
+        live = first + lane < n_grants
+        entry = grants + (turn * grant_capacity + first + lane) * 3
+        slot = tl.load(entry, mask=live, other=0, cache_modifier=".cv").to(tl.int64)
+        index = tl.load(entry + 1, mask=live, other=0, cache_modifier=".cv")
+        page = tl.load(entry + 2, mask=live, cache_modifier=".cv")
+        tl.store(block_table + slot * width + index, page, mask=live)
 
 
 def bind(
+    counter: Tensor,
+    counts: Tensor,
     binds: Tensor,
     grants: Tensor,
-    n_binds: int,
-    n_grants: int,
     carry: Tensor,
     position: Tensor,
     block_table: Tensor,
 ) -> None:
-    """Apply n_binds rows of (slot, position, carry) and n_grants rows of (slot, index, page).
+    """Apply this step's ring entries: counts int32 [R, 2] rows of binds and of grants.
 
-    binds and grants are int32 [*, 3] in memory the device can read; later rows must not name an
-    element that earlier ones name.
+    binds int32 [R, *, 3] are (slot, position, carry), grants int32 [R, *, 3] are (slot, index, page); no
+    two entries of one step may name the same element.
     """
-    block = 128
-    grid = (triton.cdiv(max(n_binds, n_grants, 1), block),)
-    _bind[grid](
-        binds, grants, n_binds, n_grants, carry, position, block_table, block_table.shape[1], BLOCK=block
-    )
+    _bind[(8,)](
+        counter, counts, binds, grants, carry, position, block_table,
+        counts.shape[0], binds.shape[1], grants.shape[1], block_table.shape[1], BLOCK=128, num_warps=4,
+    )  # fmt: skip
 
 
 def paged_attention_reference(

@@ -13,17 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from tools.bench.slot_decode.step import (
-    FLOAT_WORKSPACE,
-    RING,
-    FlashInferAttention,
-    Rows,
-    Shape,
-    SlotDecoder,
-    SlotState,
-    Stages,
-    random_weights,
-)
+from tools.bench.slot_decode.attention import FLOAT_WORKSPACE, FlashInferAttention
+from tools.bench.slot_decode.mailbox import RING
+from tools.bench.slot_decode.model import random_weights
+from tools.bench.slot_decode.state import Rows, Shape, SlotState
+from tools.bench.slot_decode.step import SlotDecoder, Stages
 
 PAGE = 16
 SLOTS = 256
@@ -161,11 +155,11 @@ class Bench:
             "graph_back_to_back_us": round(start.elapsed_time(end) * 1e3 / repeats, 2),
         }
 
-    def gaps(self, decoder: SlotDecoder, slots: np.ndarray, steps: int) -> dict[str, Any]:
+    def gaps(self, decoder: SlotDecoder, slots: np.ndarray, steps: int, *, replan: bool) -> dict[str, Any]:
         """What the device does between two graphs of the depth 1 loop (the events cost some of it)."""
         bucket = decoder.buckets[decoder.bucket_of[len(slots)]]
         with events_around(decoder, bucket) as pairs:
-            self.loop(decoder, slots, steps, depth=1, replan=True)
+            self.loop(decoder, slots, steps, depth=1, replan=replan)
         torch.cuda.synchronize()
         pairs = pairs[WARM:]
         busy = [start.elapsed_time(end) * 1e6 for start, end in pairs]
@@ -189,7 +183,8 @@ class Bench:
             result["depth1_replan_on_horizon"] = self.loop(decoder, refill(), steps, depth=1, replan=False)
             decoder.horizon = 1
         result["depth0"] = self.loop(decoder, refill(), steps, depth=0, replan=True)
-        result["gaps"] = self.gaps(decoder, refill(), steps)
+        result["gaps"] = self.gaps(decoder, refill(), steps, replan=True)
+        result["gaps_replan_on_page"] = self.gaps(decoder, refill(), steps, replan=False)
         return result
 
     def churn(self, attention: str, rows: int, context: int, steps: int) -> dict[str, Any]:
@@ -201,23 +196,25 @@ class Bench:
         busy: list[int] = []
         decoder.launch(slots)
         for step in range(steps):
-            seen = time.perf_counter_ns()
-            if step % 2:
+            joins = step % 2 == 1
+            if joins:
+                at, reserve = step % rows, step % len(idle)
                 slots = slots.copy()
-                out, slots[step % rows] = slots[step % rows], idle[step % len(idle)]
-                idle[step % len(idle)] = out
-                new = int(slots[step % rows])
+                slots[at], idle[reserve] = idle[reserve], slots[at]
                 pages = self.random.integers(1, len(self.state.cache[0]), 16)
-                grants = np.array([(new, i, page) for i, page in enumerate(pages)], dtype=np.int32)
-                decoder.bind(np.array([(new, 128, 1)], dtype=np.int32), grants)
+                grants = np.stack([np.full(16, slots[at]), np.arange(16), pages], 1).astype(np.int32)
+                binds = np.array([(slots[at], 128, 1)], dtype=np.int32)
+            seen = time.perf_counter_ns()
+            if joins:
+                decoder.bind(binds, grants)
             decoder.launch(slots)
-            (busy if step % 2 else quiet).append(time.perf_counter_ns() - seen)
+            (busy if joins else quiet).append(time.perf_counter_ns() - seen)
             decoder.collect(decoder.steps - 1)
         decoder.collect(decoder.steps)
         return {
             "rows": rows,
-            "host_without_join_us": spread(quiet[8:]),
-            "host_with_join_us": spread(busy[8:]),
+            "without_join_us": spread(quiet[8:]),
+            "with_join_us": spread(busy[8:]),
         }
 
 

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from tools.bench.slot_decode import kernels
+from tools.bench.slot_decode.attention import FlashInferAttention
 from tools.bench.slot_decode.loop import PAGE, Bench, spread
-from tools.bench.slot_decode.step import RING, FlashInferAttention
+from tools.bench.slot_decode.mailbox import RING
+
+
+def planned_by(
+    plan: Callable[[torch.Tensor, torch.Tensor], None], last_page_len: torch.Tensor, indptr: np.ndarray
+) -> None:
+    plan(torch.from_numpy(indptr), last_page_len)
 
 
 def plan_cost(bench: Bench, rows: int, context: int, repeats: int = 300) -> dict[str, Any]:
@@ -26,8 +34,8 @@ def plan_cost(bench: Bench, rows: int, context: int, repeats: int = 300) -> dict
         assert isinstance(attention, FlashInferAttention)
         decoder.planned.clear()
         ways: dict[str, Callable[[np.ndarray], None]] = {
-            "wrapper_plan": lambda x, a=attention: a.plan_in_full(torch.from_numpy(x), last),
-            "fast_decode_plan": lambda x, a=attention: a.plan_fast(torch.from_numpy(x), last),
+            "wrapper_plan": partial(planned_by, attention.plan_in_full, last),
+            "fast_decode_plan": partial(planned_by, attention.plan_fast, last),
             "planner_alone": attention.plan,
         }
         for way, call in ways.items():
@@ -115,7 +123,7 @@ def bookkeeping(bench: Bench, rows: int, context: int, repeats: int = 300) -> di
         enqueue(mailbox.tensors["slots"], mailbox.tensors["tokens"])
     event, copied = torch.cuda.Event(), torch.empty(rows, dtype=torch.int64, pin_memory=True)
     flag, sequence = torch.zeros(1, dtype=torch.int64).pin_memory(), torch.zeros(1, dtype=torch.int64).cuda()
-    flag_word = memoryview(flag.numpy().view(np.uint64))
+    flag_word = flag.numpy().view(np.uint64).data
     words = mailbox.words
     ways: dict[str, list[int]] = {"word": [], "event": [], "copied_word": [], "replay_call": []}
     for i in range(repeats):
@@ -150,6 +158,44 @@ def bookkeeping(bench: Bench, rows: int, context: int, repeats: int = 300) -> di
     result["word_load_ns"] = round((time.perf_counter_ns() - began) / loads, 1)
     decoder.steps = words[0]
     return result | {f"{way}_us": spread(times[20:]) for way, times in ways.items()}
+
+
+def host_alone(bench: Bench, rows: int, repeats: int = 240) -> dict[str, Any]:
+    """launch() with the model taken out of the graph: context, and the wait before it, varied one by one.
+
+    Contexts alternate from step to step, so that the machine's mood cannot tell them apart; a wait polls
+    the word as collect() does.
+    """
+    decoder, state = bench.decoders["fa2-tc"], bench.state
+    slots = bench.fill(decoder, rows, 768)
+    scratch = torch.full((rows,), state.scratch, dtype=torch.int32, device="cuda")
+    tokens = torch.zeros(rows, dtype=torch.int64, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        kernels.publish(
+            tokens, scratch, state.scratch, state.carry, state.position, decoder.counter,
+            decoder.mailbox.tensors["tokens"], decoder.mailbox.word,
+        )  # fmt: skip
+    captured, decoder.replays[rows] = decoder.replays[rows], graph.replay
+    result: dict[str, Any] = {"rows": rows}
+    for wait_us in (0, 1400, 7000, 25000):
+        times: dict[int, list[int]] = {768: [], 4000: []}
+        for i in range(repeats if wait_us < 25000 else 80):
+            context = (768, 4000)[i % 2]
+            decoder.lengths[slots] = context + i // 2
+            decoder.planned.clear()
+            until = time.perf_counter_ns() + wait_us * 1000
+            while not decoder.landed(decoder.steps + 1) and time.perf_counter_ns() < until:
+                pass
+            began = time.perf_counter_ns()
+            decoder.launch(slots)
+            times[context].append(time.perf_counter_ns() - began)
+            decoder.collect(decoder.steps)
+        for context, column in times.items():
+            result[f"wait_{wait_us}_us/context_{context}_us"] = spread(column[8:])
+    torch.cuda.synchronize()
+    decoder.replays[rows] = captured
+    return result
 
 
 def tokens_follow_the_word(bench: Bench, steps: int = 2000) -> dict[str, int]:
