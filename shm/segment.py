@@ -60,7 +60,6 @@ class Segment:
     def __init__(self, fd: int, mapping: mmap.mmap, layout: str) -> None:
         self.fd = fd
         self.layout = layout
-        self._mapping = mapping
         self._page = memoryview(mapping)
         self.header = self._page[:HEADER_BYTES].cast("Q")
         self.buf = self._page[HEADER_BYTES:]
@@ -157,15 +156,12 @@ class Segment:
             self.header[AT_POISON] = code
 
     def close(self) -> None:
-        """Close the descriptor and drop the mapping; views that others still hold keep the memory alive."""
-        if self.fd < 0:
-            return
-        os.close(self.fd)
-        self.fd = -1
-        with contextlib.suppress(BufferError):
-            for view in (self.words, self.header, self.buf, self._page):
-                view.release()
-            self._mapping.close()
+        """Close the descriptor. The memory stays mapped until the last view of it, this object's included, is
+        dropped: a reader that is still draining must not lose the ground under it.
+        """
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
 
 def sweep() -> int:
