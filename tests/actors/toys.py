@@ -11,6 +11,7 @@ import msgspec
 
 from actors.actor import Actor, PeerEvent, PeerLost, PeerReady
 from actors.context import Context
+from actors.errors import AskFailed
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True):
@@ -37,7 +38,7 @@ class Echo(Actor):
 
 
 class Caller(Actor):
-    """Sends numbers on "there" whenever its peer is ready, one at a time, and reports the last that came back."""
+    """Sends numbers on "there" one at a time, from 1 whenever its peer is ready, and reports what returns."""
 
     def __init__(self, ctx: Context) -> None:
         super().__init__(ctx)
@@ -123,7 +124,7 @@ class Asking(Actor):
         answer = await self.ctx.ask("double", b"21")
         try:
             await self.ctx.ask("refuse", b"")
-        except Exception as error:
+        except AskFailed as error:
             answer += b" " + str(error).encode()
         self.ctx.report("answers", answer)
         await self.ctx.until_stopping()
