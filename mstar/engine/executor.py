@@ -46,16 +46,13 @@ class Executor:
     def launch(self, plan: StepPlan) -> None:
         """Validate, apply, launch."""
         table, state = self.table, self._state
-        table.check(plan)
-        for request in plan.drops.tolist():
-            state.drop(table.slot_of[request])
+        for slot in table.change(plan):
+            state.drop(slot)
         for bind in plan.binds:
             state.bind(bind, self._inputs(bind))
-        table.apply(plan)
+        table.advance(plan)
         self._device.launch(plan)
 
     def landed(self, seq: int, *, flush: bool) -> ResultSlot | None:
         """The results of step ``seq`` once it has landed."""
         return self._device.landed(seq, flush=flush)
-
-

@@ -57,172 +57,169 @@ class SlotTable:
         self.held: list[NDArray[np.int32]] = [np.zeros(slots, np.int32) for _ in pool_pages]
         self.slot_of: dict[int, int] = {}
 
-    # ---- checking ----------------------------------------------------------------------------
+    # ---- what changes hands ------------------------------------------------------------------
 
-    def check(self, plan: StepPlan) -> None:
-        """Raise PlanMismatch unless every part of ``plan`` fits this rank's state; changes nothing."""
+    def change(self, plan: StepPlan) -> list[int]:
+        """Check and take over the drops, binds and grants of ``plan``, in that order.
+
+        Returns the slots that were dropped. Raises PlanMismatch; no row has been touched then.
+        """
         if plan.seq <= self.seq:
             raise PlanMismatch(plan.seq, -1, "seq", plan.seq, f"after {self.seq}")
-        n = plan.request.size
-        for name in ("chunk_starts", "chunk_ends", "chunk_totals", "chunk_strides"):
-            size = getattr(plan, name).size
-            if size != n and (size or plan.chunk_starts.size):
-                raise PlanMismatch(plan.seq, -1, name, f"{size} rows", f"{n} rows")
-        if plan.binds or plan.drops.size:
-            self._check_changes(plan)
-        self._check_grants(plan)
-        if n:
-            self._check_rows(plan)
-
-    def _check_changes(self, plan: StepPlan) -> None:
-        dropped: set[int] = set()
+        self.seq = plan.seq
+        dropped = []
         for request in plan.drops.tolist():
             slot = self.slot_of.get(request)
-            if slot is None or slot in dropped:
+            if slot is None:
                 raise PlanMismatch(plan.seq, -1, "drop", request, "no slot of that request")
-            dropped.add(slot)
-        bound: set[int] = set()
+            self._drop(request)
+            dropped.append(slot)
         for bind in plan.binds:
-            slot = bind.slot
-            if not 0 <= slot < self.count:
-                raise PlanMismatch(plan.seq, -1, "bind slot", slot, f"0 to {self.count - 1}")
-            if slot in bound or (self.owner[slot] != FREE and slot not in dropped):
-                raise PlanMismatch(plan.seq, -1, f"bind of slot {slot}", bind.request, int(self.owner[slot]))
-            if bind.length < 1 or not 0 <= bind.accepted < bind.length or bind.cap <= bind.accepted:
-                raise PlanMismatch(
-                    plan.seq,
-                    -1,
-                    f"bind of slot {slot}",
-                    f"length {bind.length}, cap {bind.cap}",
-                    "1 or more each",
-                )
-            bound.add(slot)
+            self._check_bind(plan.seq, bind)
+            self._bind(bind)
+        if plan.grant_slot.size:
+            self._check_grants(plan)
+            self._grant(plan)
+        return dropped
+
+    def _check_bind(self, seq: int, bind: Bind) -> None:
+        slot = bind.slot
+        if not 0 <= slot < self.count:
+            raise PlanMismatch(seq, -1, "bind slot", slot, f"0 to {self.count - 1}")
+        if self.owner[slot] != FREE:
+            raise PlanMismatch(seq, -1, f"bind of slot {slot}", bind.request, int(self.owner[slot]))
+        if bind.length < 1 or not 0 <= bind.accepted < bind.length or bind.cap <= bind.accepted:
+            values = f"length {bind.length}, accepted {bind.accepted}, cap {bind.cap}"
+            raise PlanMismatch(seq, -1, f"bind of slot {slot}", values, "accepted below both others")
 
     def _check_grants(self, plan: StepPlan) -> None:
-        if not plan.grant_slot.size:
-            return
-        pools = plan.grant_pool
-        if pools.min() < 0 or pools.max() >= len(self.tables):
-            raise PlanMismatch(plan.seq, -1, "grant pool", int(pools.max()), f"0 to {len(self.tables) - 1}")
-        if plan.grant_slot.min() < 0 or plan.grant_slot.max() >= self.count:
-            raise PlanMismatch(
-                plan.seq, -1, "grant slot", int(plan.grant_slot.max()), f"0 to {self.count - 1}"
-            )
-        if plan.grant_page.min() < 0:
-            raise PlanMismatch(plan.seq, -1, "grant page", int(plan.grant_page.min()), "0 or more")
+        slots, pools, pages = plan.grant_slot, plan.grant_pool, plan.grant_page
+        for name, column, count in (
+            ("slot", slots, self.count),
+            ("pool", pools, len(self.tables)),
+            ("page", pages, 1 << 31),
+        ):
+            outside = _outside(column, count)
+            if np.count_nonzero(outside):
+                raise PlanMismatch(
+                    plan.seq, -1, f"grant {name}", int(column[outside][0]), f"0 to {count - 1}"
+                )
         for pool, (table, held) in enumerate(zip(self.tables, self.held, strict=True)):
-            mine = plan.grant_slot if len(self.tables) == 1 else plan.grant_slot[pools == pool]
-            after = np.bincount(mine, minlength=self.count) + held
-            if plan.drops.size:
-                dropped = [self.slot_of[request] for request in plan.drops.tolist()]
-                after[dropped] -= held[dropped]
-            worst = int(after.argmax())
-            if after[worst] > table.shape[1]:
+            mine = slots if len(self.tables) == 1 else slots[pools == pool]
+            after = np.bincount(mine, minlength=self.count)
+            after += held
+            if np.count_nonzero(after > table.shape[1]):
+                worst = int(after.argmax())
                 raise PlanMismatch(
                     plan.seq, -1, f"pages of slot {worst}", int(after[worst]), f"at most {table.shape[1]}"
                 )
 
-    def _check_rows(self, plan: StepPlan) -> None:
+    # ---- rows --------------------------------------------------------------------------------
+
+    def advance(self, plan: StepPlan) -> None:
+        """Check every row of ``plan`` against this rank's state, then move the Loops on by them.
+
+        Raises PlanMismatch before any row is touched.
+        """
         slots = plan.slot
-        if slots.min() < 0 or slots.max() >= self.count:
-            raise PlanMismatch(
-                plan.seq, int(slots.argmax()), "slot", int(slots.max()), f"0 to {self.count - 1}"
-            )
-        if np.bincount(slots, minlength=1).max() > 1:
-            raise PlanMismatch(plan.seq, int(slots.argmax()), "slot", "named twice", "once")
-        owner, length = self.owner[slots], self.length[slots]
-        progress, generated, cap = self.progress[slots], self.generated[slots], self.cap[slots]
-        if plan.binds or plan.drops.size:
-            for request in plan.drops.tolist():
-                owner[slots == self.slot_of[request]] = FREE
-            for bind in plan.binds:
-                mine = slots == bind.slot
-                owner[mine], length[mine], progress[mine] = bind.request, bind.length, 0
-                generated[mine], cap[mine] = bind.accepted, bind.cap
-        self._agree(plan, "request", plan.request, owner)
-        if plan.chunk_starts.size:
-            self._check_chunks(plan, length, progress)
-            loop = plan.chunk_starts < 0
-            whole = loop & (plan.source == INPUT)
-            if whole.any():
-                loop = loop & ~whole
-                self._agree(plan, "counter", plan.counter[whole], progress[whole], np.flatnonzero(whole))
-            if not loop.any():
-                return
-            rows = np.flatnonzero(loop)
-        else:
-            rows = np.flatnonzero(plan.source != INPUT)
-        counter = plan.counter[rows]
-        self._agree(plan, "counter", counter, generated[rows], rows)
-        over = counter >= cap[rows]
-        if over.any():
-            at = int(over.argmax())
-            raise PlanMismatch(
-                plan.seq, int(rows[at]), "counter", int(counter[at]), f"below the cap {int(cap[rows[at]])}"
-            )
-
-    def _check_chunks(self, plan: StepPlan, length: NDArray[np.int32], progress: NDArray[np.int32]) -> None:
-        chunk = plan.chunk_starts >= 0
-        rows = np.flatnonzero(chunk)
-        starts, ends = plan.chunk_starts[rows], plan.chunk_ends[rows]
-        totals, strides, counter = plan.chunk_totals[rows], plan.chunk_strides[rows], plan.counter[rows]
-        other = np.flatnonzero(~chunk)
+        n = slots.size
         for name in ("chunk_ends", "chunk_totals", "chunk_strides"):
-            self._agree(plan, name, getattr(plan, name)[other], np.full(other.size, -1, np.int32), other)
-        self._agree(plan, "chunk_totals", totals, length[rows], rows)
-        self._agree(plan, "counter", counter, progress[rows], rows)
-        first = counter == 0
-        self._agree(plan, "chunk_strides", strides, np.where(first, ends, ends - starts), rows)
-        self._agree(plan, "chunk_starts", starts[~first], progress[rows][~first], rows[~first])
-        bad = (ends > totals) | (starts >= ends)
-        if bad.any():
-            at = int(bad.argmax())
-            raise PlanMismatch(
-                plan.seq,
-                int(rows[at]),
-                "chunk",
-                f"[{starts[at]}, {ends[at]})",
-                f"a range within {int(length[rows[at]])} prepared tokens",
-            )
-        self._agree(plan, "samples", plan.samples[rows], (ends == totals).astype(np.int32), rows)
-
-    def _agree(
-        self,
-        plan: StepPlan,
-        field: str,
-        planned: NDArray[np.integer],
-        held: NDArray[np.integer],
-        rows: NDArray[np.integer] | None = None,
-    ) -> None:
-        differs = planned != held
-        if differs.any():
-            at = int(differs.argmax())
-            raise PlanMismatch(
-                plan.seq, int(rows[at]) if rows is not None else at, field, int(planned[at]), int(held[at])
-            )
-
-    # ---- applying ----------------------------------------------------------------------------
-
-    def apply(self, plan: StepPlan) -> None:
-        """Take over drops, binds, grants, rows, in that order, of a ``plan`` that ``check`` let through."""
-        self.seq = plan.seq
-        for request in plan.drops.tolist():
-            self._drop(request)
-        for bind in plan.binds:
-            self._bind(bind)
-        if plan.grant_slot.size:
-            self._grant(plan)
+            size = getattr(plan, name).size
+            if size != plan.chunk_starts.size:
+                raise PlanMismatch(plan.seq, -1, name, f"{size} rows", f"{plan.chunk_starts.size} rows")
+        if not n:
+            return
+        chunked = 0
         if plan.chunk_starts.size:
+            if plan.chunk_starts.size != n:
+                raise PlanMismatch(
+                    plan.seq, -1, "chunk_starts", f"{plan.chunk_starts.size} rows", f"{n} rows"
+                )
             chunk = plan.chunk_starts >= 0
-            slots = plan.slot[chunk]
-            self.progress[slots] += plan.chunk_strides[chunk]
-        whole = plan.source == INPUT
-        if whole.any():
-            if plan.chunk_starts.size:
-                whole &= plan.chunk_starts < 0
-            slots = plan.slot[whole]
-            self.progress[slots] = self.length[slots]
-        self.generated[plan.slot] += plan.samples
+            chunked = int(np.count_nonzero(chunk))
+            if np.count_nonzero(chunk[n - chunked :]) != chunked:
+                raise PlanMismatch(plan.seq, int(chunk.argmax()), "row", "chunked", "chunked rows come last")
+        plain = n - chunked
+        if not self._fits(plan, plain):
+            self._find_fault(plan, plain)
+        if chunked:
+            self._advance_chunks(plan, plain)
+        if np.count_nonzero(plan.source[:plain]) != plain:
+            whole = slots[:plain][plan.source[:plain] == INPUT]
+            self.progress[whole] = self.length[whole]
+        self.generated[slots] += plan.samples
+
+    def _fits(self, plan: StepPlan, plain: int) -> bool:
+        """Every check of the first ``plain`` rows in few passes; on False ``_find_fault`` names one."""
+        slots = plan.slot
+        if np.count_nonzero(_outside(slots, self.count)):
+            return False
+        loop = slots[:plain]
+        if np.count_nonzero(loop[1:] <= loop[:-1]):
+            return False
+        if plain < slots.size and np.count_nonzero(np.bincount(slots) > 1):
+            return False
+        counter = plan.counter[:plain]
+        fits = (self.generated[loop] == counter) & (self.cap[loop] > counter)
+        if np.count_nonzero(plan.source[:plain]) != plain:
+            fits |= (plan.source[:plain] == INPUT) & (self.progress[loop] == counter)
+        return np.count_nonzero(fits) == plain and not np.count_nonzero(self.owner[slots] != plan.request)
+
+    def _find_fault(self, plan: StepPlan, plain: int) -> None:
+        """Name the first row that does not fit; rows out of slot order that do fit pass."""
+        seen: set[int] = set()
+        for row, (slot, request, counter, source) in enumerate(
+            zip(
+                plan.slot.tolist(),
+                plan.request.tolist(),
+                plan.counter.tolist(),
+                plan.source.tolist(),
+                strict=True,
+            )
+        ):
+            if not 0 <= slot < self.count:
+                raise PlanMismatch(plan.seq, row, "slot", slot, f"0 to {self.count - 1}")
+            if slot in seen:
+                raise PlanMismatch(plan.seq, row, "slot", slot, "named by an earlier row")
+            seen.add(slot)
+            if self.owner[slot] != request:
+                raise PlanMismatch(plan.seq, row, "request", request, int(self.owner[slot]))
+            if row >= plain:
+                continue
+            held = int(self.progress[slot] if source == INPUT else self.generated[slot])
+            if counter != held:
+                raise PlanMismatch(plan.seq, row, "counter", counter, held)
+            if source != INPUT and counter >= self.cap[slot]:
+                raise PlanMismatch(plan.seq, row, "counter", counter, f"below the cap {int(self.cap[slot])}")
+
+    def _advance_chunks(self, plan: StepPlan, plain: int) -> None:
+        """Check the chunked rows, which come last, then move their chunk Loops."""
+        moved = []
+        for row in range(plain, plan.slot.size):
+            slot, counter = int(plan.slot[row]), int(plan.counter[row])
+            start, end = int(plan.chunk_starts[row]), int(plan.chunk_ends[row])
+            total, stride = int(plan.chunk_totals[row]), int(plan.chunk_strides[row])
+            length, progress = int(self.length[slot]), int(self.progress[slot])
+            first = counter == 0
+            faults: tuple[tuple[str, int, int], ...] = (
+                ("chunk_totals", total, length),
+                ("counter", counter, progress),
+                ("chunk_strides", stride, end if first else end - start),
+                ("chunk_starts", start, start if first else progress),
+                ("samples", int(plan.samples[row]), int(end == total)),
+            )
+            for field, planned, held in faults:
+                if planned != held:
+                    raise PlanMismatch(plan.seq, row, field, planned, held)
+            if not start < end <= total:
+                raise PlanMismatch(
+                    plan.seq, row, "chunk", f"[{start}, {end})", f"a range within {length} prepared tokens"
+                )
+            moved.append((slot, stride))
+        for slot, stride in moved:
+            self.progress[slot] += stride
+
+    # ---- the parts of a change ---------------------------------------------------------------
 
     def _drop(self, request: int) -> None:
         slot = self.slot_of.pop(request)
@@ -245,19 +242,29 @@ class SlotTable:
     def _grant(self, plan: StepPlan) -> None:
         """Append granted pages to the tables, in the record's order; a slot may be named more than once."""
         for pool, (table, held) in enumerate(zip(self.tables, self.held, strict=True)):
-            mine = plan.grant_pool == pool
-            slots, pages = plan.grant_slot[mine], plan.grant_page[mine]
+            slots, pages = plan.grant_slot, plan.grant_page
+            if len(self.tables) > 1:
+                mine = plan.grant_pool == pool
+                slots, pages = slots[mine], pages[mine]
             if not slots.size:
                 continue
-            order = np.argsort(slots, kind="stable")
-            slots, pages = slots[order], pages[order]
-            start = np.r_[True, slots[1:] != slots[:-1]]
-            first = np.flatnonzero(start)
-            rank = np.arange(slots.size) - np.repeat(first, np.diff(np.r_[first, slots.size]))
-            at = held[slots] + rank
-            table[slots, at] = pages
-            np.add.at(held, slots, 1)
+            runs = (slots[1:] != slots[:-1]).nonzero()[0] + 1
+            if runs.size + 1 == slots.size and not np.count_nonzero(slots[1:] <= slots[:-1]):
+                at = held[slots]
+                table[slots, at] = pages
+                held[slots] = at + 1
+                continue
+            for start, end in zip([0, *runs.tolist()], [*runs.tolist(), slots.size], strict=True):
+                slot = slots[start]
+                at = held[slot]
+                table[slot, at : at + end - start] = pages[start:end]
+                held[slot] += end - start
 
     def statistics(self) -> SlotTableStatistics:
         """Counts at this moment."""
         return SlotTableStatistics(len(self.slot_of), self.seq, tuple(int(held.sum()) for held in self.held))
+
+
+def _outside(column: NDArray[np.int32], count: int) -> NDArray[np.bool_]:
+    """Which values are not in [0, count): a negative one is a huge one when read as unsigned."""
+    return column.view(np.uint32) >= count

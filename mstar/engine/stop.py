@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mstar.messages.tokens import LENGTH, RUNNING, STOP
+from mstar.messages.tokens import LENGTH, STOP
 
 __all__ = ["finish_codes"]
 
@@ -18,9 +18,10 @@ def finish_codes(
 ) -> NDArray[np.int8]:
     """The verdict on each row: STOP where its token is a stop id, LENGTH at its cap, else RUNNING.
 
-    ``tokens``, ``generated`` (this token included) and ``cap`` are [n]; ``stop_ids`` is [n, k],
+    ``tokens``, ``generated`` (this token included) and ``cap`` are [n]; ``stop_ids`` is [k, n],
     filled up with -1. Returns int8 [n]. A stop id on the last budgeted token is a STOP.
     """
-    codes = np.where(generated >= cap, np.int8(LENGTH), np.int8(RUNNING))
-    codes[(stop_ids == tokens[:, None]).any(1)] = STOP
+    codes: NDArray[np.int8] = (generated >= cap).view(np.int8) * np.int8(LENGTH)
+    for ids in stop_ids:
+        codes[ids == tokens] = STOP
     return codes

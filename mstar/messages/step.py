@@ -43,7 +43,7 @@ FLAG_LOGPROBS = 1
 FLAG_CHUNKED = 1 << 31
 """Set by the record itself: the four chunk columns are present."""
 
-SLOT, WALK, SOURCE, COUNTER, SAMPLES, LATE, START, END, TOTAL, STRIDE = range(10)
+SLOT, COUNTER, WALK, SOURCE, SAMPLES, LATE, START, END, TOTAL, STRIDE = range(10)
 """Row indices of the int32 column matrix."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -100,7 +100,7 @@ def encode_tokens(batch: TokenBatch) -> list[Buffer]:
     A record is a u64 (kind, and above it the bytes of the first frame) and a frame of rows; with
     logprobs a second frame follows, of TOP rows for each row of the first.
     """
-    columns = {
+    columns: dict[str, NDArray[Any]] = {
         "request": batch.request,
         "attempt": batch.attempt,
         "index": batch.index,

@@ -67,6 +67,9 @@ HORIZON_TOKENS = 256
 PROMPTS_SLAB, REPLAYS_SLAB = 0, 1
 """The slabs a bind's inputs may lie in: the gateway's prompts, the leader's own replays."""
 
+_DECODE_ROW: NDArray[np.int32] = np.array([[DECODE], [CARRY], [1], [0]], np.int32)
+"""Walk, source, samples and late_sample of every row that decodes."""
+
 _BIND_BYTES = 192
 _PAIR_BYTES = 16
 
@@ -156,6 +159,7 @@ class _Step(NamedTuple):
     """A step in flight: the slots whose token leaves with it (bool [high]) and all slots it runs."""
 
     sampled: NDArray[np.bool_]
+    samples: int
     slots: NDArray[np.int32]
     logprobs: bool
 
@@ -186,6 +190,7 @@ class MicroScheduler:
         self._leaving: set[int] = set()
         self._returning_pages = 0
         self._stalled = False
+        self._scored = 0
         self._refusals: list[RowFailed] = []
         self._orders = 0
         self._finished = self._aborted = self._preemptions = self._refused = self._failed = 0
@@ -252,11 +257,15 @@ class MicroScheduler:
         self._write_drops(draft)
         sampled = self._write_decodes(draft, seq)
         decodes = draft.n_rows
-        sampled, binds = self._write_chunks(draft, seq, sampled)
+        finals = 0
+        binds: list[Bind] = []
+        if self._prefill or self._waiting or self._preempted:
+            sampled, finals, binds = self._write_chunks(draft, seq, sampled)
         n = draft.n_rows
+        samples = decodes + finals
         if not n and not draft.n_drops and not binds:
             return None
-        logprobs = bool((self.slots.logprobs[: sampled.size] & sampled).any())
+        logprobs = self._scored > 0 and bool(np.count_nonzero(self.slots.logprobs[: sampled.size] & sampled))
         walk = DECODE if n == decodes else MIXED if decodes else PREFILL
         chunked = n > decodes
         plan = draft.seal(
@@ -267,7 +276,7 @@ class MicroScheduler:
             chunked=chunked,
             **({"tail": StepTail(tuple(binds))} if binds else {}),
         )
-        pipeline.push(seq, _Step(sampled, plan.slot.copy(), logprobs))
+        pipeline.push(seq, _Step(sampled, samples, plan.slot.copy(), logprobs))
         for slot in self._drops:
             pipeline.retire(seq, slot)
         self._drops.clear()
@@ -300,12 +309,12 @@ class MicroScheduler:
         """Give every riding row that reached its last page the next one; who gets none sits this step out."""
         slots = self.slots
         high = slots.high
-        short = np.flatnonzero(slots.ride[:high] & (slots.position[:high] >= slots.page_end[:high]))
+        short = (slots.ride[:high] & (slots.position[:high] >= slots.page_end[:high])).nonzero()[0]
         if not short.size:
             self._stalled = False
             return
         held = slots.pages[short]
-        if (held < slots.horizon[short]).all():
+        if np.count_nonzero(held < slots.horizon[short]) == short.size:
             self._stalled = False
             self._grant(draft, short, self.ledger.take(short.size))
             return
@@ -376,39 +385,37 @@ class MicroScheduler:
         if n:
             planned = slots.planned[:high]
             columns = draft.rows
-            draft.request[:n] = slots.owner[rows]
+            every = n == high
+            draft.request[:n] = slots.owner[:high] if every else slots.owner[rows]
             columns[SLOT, :n] = rows
-            columns[WALK, :n] = DECODE
-            columns[SOURCE, :n] = CARRY
-            columns[COUNTER, :n] = planned[rows]
-            columns[SAMPLES, :n] = 1
-            columns[LATE, :n] = 0
+            columns[COUNTER, :n] = planned if every else planned[rows]
+            columns[WALK : LATE + 1, :n] = _DECODE_ROW
             planned += mask
             position += mask
             ride &= planned < slots.cap[:high]
-            slots.last_seq[rows] = seq
         draft.n_rows = n
         return mask
 
     def _write_chunks(
         self, draft: StepDraft, seq: int, sampled: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.bool_], list[Bind]]:
-        """Prompt chunks in the room the decodes left: the mask with final chunks added, and the binds."""
+    ) -> tuple[NDArray[np.bool_], int, list[Bind]]:
+        """Prompt chunks in the room decodes left: the mask, now with final chunks, their number, binds."""
         limits = self.limits
         n = draft.n_rows
         room = limits.batch_tokens - n
         binds = self._bind_waiting(draft, seq, room)
         if not self._prefill:
-            return sampled, binds
+            return sampled, 0, binds
         floor = min(limits.min_chunk_tokens, limits.batch_tokens)
         shares = split_fairly([row.total - row.start for row in self._prefill], room, floor)
         if not any(shares):
-            return sampled, binds
+            return sampled, 0, binds
         slots = self.slots
         if slots.high > sampled.size:
             sampled = np.concatenate((sampled, np.zeros(slots.high - sampled.size, bool)))
         columns = draft.rows
         columns[START : STRIDE + 1, :n] = -1
+        finals = 0
         for row, share in zip(self._prefill, shares, strict=True):
             if not share:
                 continue
@@ -429,7 +436,6 @@ class MicroScheduler:
             columns[END, n] = end
             columns[TOTAL, n] = total
             columns[STRIDE, n] = share
-            slots.last_seq[slot] = seq
             row.start = end
             n += 1
             if final:
@@ -437,9 +443,10 @@ class MicroScheduler:
                 slots.position[slot] = total
                 slots.ride[slot] = slots.planned[slot] < slots.cap[slot]
                 sampled[slot] = True
+                finals += 1
         self._prefill = [row for row in self._prefill if row.start < row.total]
         draft.n_rows = n
-        return sampled, binds
+        return sampled, finals, binds
 
     def _grant_chunk(self, draft: StepDraft, slot: int, need: int) -> None:
         slots = self.slots
@@ -500,6 +507,7 @@ class MicroScheduler:
         slots.live[slot] = True
         slots.ride[slot] = False
         slots.logprobs[slot] = message.sampling.logprobs >= 0
+        self._scored += message.sampling.logprobs >= 0
         slots.base[slot] = message.prompt_tokens
         slots.planned[slot] = slots.landed[slot] = entry.accepted
         slots.cap[slot] = message.max_tokens
@@ -533,18 +541,27 @@ class MicroScheduler:
         """Take the step's tokens: stop checks over the live rows, the batch for their owners."""
         slots = self.slots
         high = step.sampled.size
-        live = step.sampled & slots.live[:high]
+        live = step.sampled
+        live &= slots.live[:high]
         rows = live.nonzero()[0]
-        self._stale += int(np.count_nonzero(step.sampled)) - rows.size
-        if not rows.size:
+        n = rows.size
+        self._stale += step.samples - n
+        if not n:
             return None
-        landed = slots.landed[rows] + 1
-        slots.landed[rows] = landed
-        tokens = result.tokens[rows]
-        slots.history[rows, slots.base[rows] + landed - 1] = tokens
-        codes = finish_codes(tokens, slots.stop_ids[rows], landed, slots.cap[rows])
-        self._generated += rows.size
-        batch = TokenBatch(slots.owner[rows], slots.attempt[rows], landed - 1, tokens, codes)
+        landed, tokens = slots.landed[:high], result.tokens[:high]
+        landed += live
+        codes = finish_codes(tokens, slots.stop_ids[:, :high], landed, slots.cap[:high])
+        if n == high:  # every slot, the usual case of a busy decider: views instead of gathers
+            owner, attempt, count = slots.owner[:high], slots.attempt[:high], landed
+            length = slots.base[:high] + landed
+        else:
+            owner, attempt, count = slots.owner[rows], slots.attempt[rows], landed[rows]
+            length = slots.base[rows] + count
+            tokens, codes = tokens[rows], codes[rows]
+        index = count - 1
+        slots.history[rows, length - 1] = tokens
+        self._generated += n
+        batch = TokenBatch(owner, attempt, index, tokens, codes)
         if step.logprobs and result.logprob is not None:
             assert result.top_ids is not None
             assert result.top_logprobs is not None
@@ -553,9 +570,10 @@ class MicroScheduler:
             batch = batch._replace(
                 logprob=score, top_ids=result.top_ids[rows], top_logprobs=result.top_logprobs[rows]
             )
-        for slot in rows[codes != RUNNING].tolist():
-            self._finished += 1
-            self._end(slot)
+        if np.count_nonzero(codes):
+            for slot in rows[codes != RUNNING].tolist():
+                self._finished += 1
+                self._end(slot)
         return batch
 
     def _fail(self, step: _Step, message: str) -> list[RowFailed]:
@@ -592,6 +610,7 @@ class MicroScheduler:
         """The last step that names ``slot`` has landed: all of it is free; a preempted row queues again."""
         slots = self.slots
         message = self._messages.pop(slot)
+        self._scored -= message.sampling.logprobs >= 0
         if slots.live[slot]:
             total = int(slots.base[slot]) + int(slots.landed[slot])
             entry = _Waiting(

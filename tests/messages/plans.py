@@ -117,15 +117,15 @@ def write(seq: int, step: Step, slot: StepSlot) -> StepPlan:
 
 def _columns(row: Row) -> tuple[int, ...]:
     if isinstance(row, Decode):
-        return (row.slot, row.walk, CARRY, row.counter, 1, row.late, -1, -1, -1, -1)
+        return (row.slot, row.counter, row.walk, CARRY, 1, row.late, -1, -1, -1, -1)
     if isinstance(row, Encode):
-        return (row.slot, row.walk, INPUT, 0, row.samples, 0, -1, -1, -1, -1)
+        return (row.slot, 0, row.walk, INPUT, row.samples, 0, -1, -1, -1, -1)
     counter = row.start if row.counter < 0 else row.counter
     first = counter == 0
     stride = row.end if first else row.end - row.start
     final = int(row.end == row.total)
     source = INPUT if first else HELD
-    return (row.slot, row.walk, source, counter, final, 0, row.start, row.end, row.total, stride)
+    return (row.slot, counter, row.walk, source, final, 0, row.start, row.end, row.total, stride)
 
 
 def bind(
