@@ -20,6 +20,8 @@ from tools.setup.checks import GB, SetupError, has_nvidia_gpu, require_space
 from tools.setup.pip import Pip, download_size
 
 ROOT = Path(__file__).resolve().parents[2]
+# The Python below an environment, where this runs in one.
+BASE = Path(getattr(sys, "_base_executable", sys.executable))
 # What each level installs beside the package itself; a later level contains the earlier ones.
 LEVELS = {"run": ("uvloop",), "test": ("uvloop", "test", "bench")}
 DISK = {"run": GB, "test": 2 * GB}
@@ -87,7 +89,7 @@ def _works(python: Path) -> bool:
 
 
 def make_venv(venv: Path, *, shared: bool) -> None:
-    """Make the environment, or make it anew where it is broken or of another Python. Raises SetupError."""
+    """Make the environment; one that is broken, or not of this Python, is made anew. Raises SetupError."""
     if _works(venv / "bin" / "python"):
         return
     if venv.exists() and any(venv.iterdir()) and not (venv / "pyvenv.cfg").exists():
@@ -95,9 +97,9 @@ def make_venv(venv: Path, *, shared: bool) -> None:
             f"{venv} is not a virtual environment: move it away, or name another folder with VENV=/path."
         )
     version = ".".join(str(part) for part in sys.version_info[:3])
-    say(f"making {venv} with Python {version} ({sys.executable})")
+    say(f"making {venv} with Python {version} ({BASE})")
     command = [
-        sys.executable,
+        str(BASE),
         "-m",
         "venv",
         "--clear",
@@ -108,7 +110,7 @@ def make_venv(venv: Path, *, shared: bool) -> None:
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()
         raise SetupError(
-            f"{sys.executable} could not make {venv}: {said[-1] if said else 'it said nothing'} "
+            f"{BASE} could not make {venv}: {said[-1] if said else 'it said nothing'} "
             "(on Debian and Ubuntu the package python3-venv is needed)."
         )
 
@@ -130,7 +132,7 @@ def install(root: Path, venv: Path, level: str, *, gpu: bool, base: str | None) 
     say("build tools")
     pip.install([*locked, "setuptools"], "setuptools")
     if base is not None:
-        say(f"torch {base} of {sys.executable} is kept")
+        say(f"torch {base} of {BASE} is kept")
     else:
         candidates = pip.candidates([*locked, torch_build.PINNED], "torch")
         plan = torch_build.plan(candidates, download_size(candidates), gpu=gpu)
@@ -156,7 +158,7 @@ def set_up(root: Path, venv: Path, level: str) -> bool:
     with alone(venv):
         if is_current(root, venv, level, gpu=gpu):
             return False
-        base = torch_build.base_torch(Path(sys.executable)) if gpu else None
+        base = torch_build.base_torch(BASE) if gpu else None
         if base is not None and not torch_build.suits(base):
             base = None
         make_venv(venv, shared=base is not None)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Finds a Python that can make the virtual environment and hands over to tools/setup/bootstrap.py.
-# PYTHON names one to use instead of looking.
+# PYTHON names one to use instead of looking; an environment that works is used as it is.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -33,6 +33,8 @@ if [ -n "${PYTHON:-}" ]; then
     command -v "$PYTHON" >/dev/null 2>&1 || fail "PYTHON=$PYTHON cannot be run."
     usable "$PYTHON" 11 99 || fail "PYTHON=$PYTHON is $("$PYTHON" --version 2>&1), and M* needs Python 3.11 or newer."
     consider "$PYTHON" 11 99
+elif usable "${VENV:-.venv}/bin/python" 11 99; then
+    python=${VENV:-.venv}/bin/python
 else
     # 3.11 to 3.13 are tested, a newer one is the last resort.
     for name in python3 python3.11 python3.12 python3.13 python; do
