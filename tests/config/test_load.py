@@ -1,0 +1,151 @@
+"""Where settings come from, which one wins, and what a wrong one is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mstar.config.describe import allowed, describe, field_types, leaves, reference
+from mstar.config.load import ConfigError, resolve
+from mstar.config.options import OPTIONS
+from mstar.config.schema import Deployment, Listen
+
+ROOT = Path(__file__).parents[2]
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "deployment.yaml"
+    path.write_text(text)
+    return path
+
+
+def refused(file: Path | None = None, env: dict[str, str] | None = None, **flags: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolve(file, env or {}, flags)
+    return str(caught.value)
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    file = written(tmp_path, "max_num_seqs: 1\npage_size: 1\nthreads: 1\nlisten:\n  port: 1\n")
+    env = {"MSTAR_BLOCK_SIZE": "2", "MSTAR_THREADS": "2"}
+    found = resolve(file, env, {"threads": "3"})
+    assert found.deployment == Deployment(max_num_seqs=1, page_size=2, threads=3, listen=Listen(port=1))
+    assert found.sources["max_num_seqs"] == f"file {file}"
+    assert found.sources["page_size"] == "environment MSTAR_BLOCK_SIZE"
+    assert found.sources["threads"] == "flag --threads"
+    assert found.sources["dtype"] == "default"
+
+
+def test_every_field_of_the_schema_has_one_option_and_one_variable() -> None:
+    assert sorted(entry.path for entry in OPTIONS) == sorted(field_types())
+    assert len({entry.variable for entry in OPTIONS}) == len(OPTIONS)
+
+
+@pytest.mark.parametrize("entry", OPTIONS, ids=lambda entry: entry.path)
+def test_every_default_is_accepted_from_the_file_and_from_flags(entry: Any, tmp_path: Path) -> None:
+    value = leaves(Deployment())[entry.path]
+    if value is None:
+        return
+    flag = list(value) if entry.many else value if entry.negated else str(value)
+    assert resolve(None, {}, {entry.path: flag}).deployment == Deployment()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            {"pipeline_depth": "3"},
+            "pipeline_depth is '3' (flag --pipeline-depth); allowed is a whole number from 0 to 2",
+        ),
+        (
+            {"listen.port": "70000"},
+            "listen.port is '70000' (flag --port); allowed is a whole number from 0 to 65535",
+        ),
+        (
+            {"dtype": "int3"},
+            "dtype is 'int3' (flag --dtype); allowed is one of auto, bfloat16, float16, float32",
+        ),
+        ({"drain_seconds": "nan"}, "drain_seconds is 'nan'"),
+        ({"kv_cache_bytes": "1 parsec"}, "kv_cache_bytes is '1 parsec'"),
+        ({"kv_cache_bytes": "0"}, "kv_cache_bytes is '0'"),
+        ({"tensor_parallel_size": 2}, "allowed is 1: this version runs a model on one rank"),
+        ({"model": ""}, "model is empty"),
+        ({"listen.api_keys": ["clé"]}, "printable ASCII"),
+    ],
+)
+def test_a_value_out_of_range_is_told_with_path_value_source_and_range(
+    flags: dict[str, Any], message: str
+) -> None:
+    assert message in refused(**flags)
+
+
+def test_a_wrong_key_is_told_with_its_neighbours(tmp_path: Path) -> None:
+    file = written(tmp_path, "listen:\n  prot: 1\n")
+    message = refused(file)
+    assert f"unknown setting listen.prot (file {file})" in message
+    assert message.endswith("Did you mean listen.port?")
+    assert "allowed are listen.host, listen.port" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max_num_seqs: '64'", "max_num_seqs is '64'"),
+        ("listen: 3", "listen in"),
+        ("- a", "allowed are keys with values"),
+        ("a: [", "is not valid YAML"),
+        ("dtype: auto\ndtype: float32", "the key 'dtype' is given twice"),
+        ("listen:\n  tcp: 3", "listen.tcp is 3"),
+    ],
+)
+def test_a_malformed_file_is_one_sentence(tmp_path: Path, text: str, message: str) -> None:
+    assert message in refused(written(tmp_path, text))
+
+
+def test_an_empty_file_a_missing_one_and_an_empty_variable(tmp_path: Path) -> None:
+    assert resolve(written(tmp_path, ""), {"MSTAR_PORT": ""}, {}).deployment == Deployment()
+    assert "cannot be read: No such file" in refused(tmp_path / "none.yaml")
+
+
+def test_lists_and_switches_come_from_the_environment_too() -> None:
+    env = {"MSTAR_API_KEY": "a, b", "MSTAR_NO_TCP": "1", "MSTAR_SERVED_MODEL_NAME": "x"}
+    deployment = resolve(None, env, {}).deployment
+    assert deployment.listen.api_keys == ("a", "b")
+    assert not deployment.listen.tcp
+    assert deployment.served_model_name == ("x",)
+    assert resolve(None, {"MSTAR_NO_TCP": "false"}, {}).deployment.listen.tcp
+    assert "listen.tcp is 'maybe'" in refused(env={"MSTAR_NO_TCP": "maybe"})
+
+
+def test_variables_that_nobody_reads_are_named() -> None:
+    assert resolve(None, {"MSTAR_PROT": "1", "MSTAR_CACHE": "/x", "PATH": ""}, {}).ignored == ("MSTAR_PROT",)
+
+
+def test_sizes_take_units_wherever_they_come_from(tmp_path: Path) -> None:
+    file = written(tmp_path, "kv_cache_bytes: 2GiB\nmax_body_bytes: 1000\n")
+    deployment = resolve(file, {"MSTAR_MAX_BODY_BYTES": "1.5 KB"}, {}).deployment
+    assert (deployment.kv_cache_bytes, deployment.max_body_bytes) == (2 << 30, 1500)
+
+
+def test_keys_are_counted_and_never_shown() -> None:
+    found = resolve(None, {}, {"listen.api_keys": ["secret"]})
+    assert ("listen.api_keys", "1 hidden", "flag --api-key") in describe(*found[:2])
+    assert "secret" not in refused(**{"listen.api_keys": ["secret", 3]})
+
+
+def test_ranges_are_told_in_words() -> None:
+    assert allowed("max_num_seqs") == "a whole number from 1 to 1024"
+    assert allowed("stage_timeout") == "a number greater than 0"
+    assert allowed("threads") == "a whole number of at least 1 (or unset)"
+
+
+def test_the_documentation_holds_the_generated_tables() -> None:
+    text = (ROOT / "docs/configuration.md").read_text()
+    assert reference() in text, "run python -m mstar.config.describe --write docs/configuration.md"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_the_deployments_of_the_repository_resolve(path: Path) -> None:
+    assert resolve(path, {}, {}).sources["model"] == f"file {path}"

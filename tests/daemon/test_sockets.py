@@ -1,0 +1,161 @@
+"""Listening sockets, their lock, and what somebody in the way is told."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from mstar.config.paths import lock_file, lock_owner
+from mstar.config.schema import Listen
+from mstar.daemon import sockets
+from mstar.daemon.paths import SocketLock
+from mstar.daemon.sockets import CannotListen, InUse, Sockets, port_holder
+
+
+def on(path: Path, **options: object) -> Sockets:
+    return Sockets(Listen(uds=str(path), port=0, **options), {})  # type: ignore[arg-type]
+
+
+def connects(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+def test_both_listen_and_the_unix_socket_is_the_users_alone(tmp_path: Path) -> None:
+    with on(tmp_path / "s") as found:
+        assert connects(tmp_path / "s")
+        assert stat.S_IMODE(os.stat(tmp_path / "s").st_mode) == 0o600
+        assert found.url == f"http://127.0.0.1:{found.port}"
+        with socket.create_connection(("127.0.0.1", found.port or 0)):
+            pass
+        assert lock_owner(tmp_path / "s") == os.getpid()
+    assert list(tmp_path.iterdir()) == []
+    assert lock_owner(tmp_path / "s") is None
+
+
+@pytest.mark.behaviour("F-09")
+def test_a_second_instance_on_the_socket_is_told_who_has_it(tmp_path: Path) -> None:
+    with on(tmp_path / "s"):
+        with pytest.raises(InUse, match=f"socket {tmp_path}/s is in use by process {os.getpid()}"):
+            on(tmp_path / "s")
+        assert connects(tmp_path / "s")
+
+
+@pytest.mark.behaviour("F-09")
+def test_a_second_instance_on_the_port_is_told_who_has_it(tmp_path: Path) -> None:
+    with on(tmp_path / "a") as first:
+        with pytest.raises(
+            InUse, match=rf"port {first.port} of 127\.0\.0\.1 is in use by process {os.getpid()} \("
+        ):
+            Sockets(Listen(uds=str(tmp_path / "b"), port=first.port or 0), {})
+        assert not lock_file(tmp_path / "b").exists()
+
+
+@pytest.mark.behaviour("F-07")
+def test_the_socket_of_a_dead_server_is_replaced(tmp_path: Path) -> None:
+    stale = socket.socket(socket.AF_UNIX)
+    stale.bind(str(tmp_path / "s"))
+    stale.close()
+    lock_file(tmp_path / "s").write_text("1\n")
+    with on(tmp_path / "s"):
+        assert connects(tmp_path / "s")
+
+
+def test_the_socket_of_another_program_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "_DYING", 0.0)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(tmp_path / "s"))
+        other.listen()
+        with pytest.raises(InUse, match="in use by another program"):
+            on(tmp_path / "s")
+        assert connects(tmp_path / "s")
+
+
+def test_a_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("precious")
+    with pytest.raises(CannotListen, match="is not a socket"):
+        on(tmp_path / "s")
+    assert (tmp_path / "s").read_text() == "precious"
+
+
+def test_a_path_too_long_and_a_missing_folder_are_told(tmp_path: Path) -> None:
+    with pytest.raises(CannotListen, match="at most 107"):
+        on(tmp_path / ("x" * 120))
+    with pytest.raises(CannotListen, match="No such file or directory"):
+        on(tmp_path / "none" / "s")
+
+
+def test_the_default_folder_is_made_private_and_an_open_one_refused(tmp_path: Path) -> None:
+    env = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    with Sockets(Listen(tcp=False), env) as found:
+        assert found.path == tmp_path / "mstar/mstar.sock"
+        assert (found.url, found.port) == (None, None)
+        assert stat.S_IMODE(os.stat(found.path.parent).st_mode) == 0o700
+    (tmp_path / "mstar").chmod(0o777)
+    with pytest.raises(CannotListen, match="mode 0777"):
+        Sockets(Listen(tcp=False), env)
+
+
+def test_a_planted_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "mstar").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CannotListen, match="not a real directory"):
+        Sockets(Listen(tcp=False), {"XDG_RUNTIME_DIR": str(tmp_path)})
+    lock_file(tmp_path / "s").symlink_to(tmp_path / "victim")
+    with pytest.raises(CannotListen):
+        on(tmp_path / "s")
+    assert not (tmp_path / "victim").exists()
+
+
+def test_a_host_that_is_not_ours_is_told() -> None:
+    with pytest.raises(CannotListen, match=re.escape("cannot listen on 192.0.2.1")):
+        Sockets(Listen(host="192.0.2.1", port=0, uds="/tmp/mstar-test-host.sock"), {})
+
+
+def test_a_socket_that_was_replaced_under_us_is_not_removed(tmp_path: Path) -> None:
+    found = on(tmp_path / "s")
+    (tmp_path / "s").unlink()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(tmp_path / "s"))
+        found.close()
+        assert (tmp_path / "s").exists()
+
+
+def test_an_unused_port_has_no_holder() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert str(os.getpid()) in (port_holder(port) or "")
+    assert port_holder(port) is None
+
+
+def _race(path: Path, gate: object, results: object) -> None:
+    gate.wait()  # type: ignore[attr-defined]
+    try:
+        lock = SocketLock(path)
+    except InUse:
+        results.put(0)  # type: ignore[attr-defined]
+        return
+    results.put(1)  # type: ignore[attr-defined]
+    gate.wait()  # type: ignore[attr-defined]
+    lock.release()
+
+
+@pytest.mark.behaviour("F-09")
+def test_of_starts_that_race_for_a_socket_one_wins(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    for _ in range(5):
+        gate, results = context.Barrier(4), context.SimpleQueue()
+        racers = [context.Process(target=_race, args=(tmp_path / "s", gate, results)) for _ in range(4)]
+        for racer in racers:
+            racer.start()
+        won = [results.get() for _ in racers]
+        gate.abort()
+        for racer in racers:
+            racer.join()
+        assert sum(won) == 1
