@@ -34,7 +34,7 @@ setup-test:
 	@sh tools/setup/setup.sh test
 
 serve: setup
-	@$(BIN)/python -m tools.setup.serve --model "$(MODEL)" --port "$(PORT)" -- $(ARGS)
+	@$(BIN)/python -m tools.setup.serve --model "$(MODEL)" --port "$(PORT)" $(ARGS)
 
 stop:
 	@$(BIN)/mstar stop
