@@ -1,0 +1,1 @@
+"""The table of fields and the checks behind it."""
