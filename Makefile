@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 TESTENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test serve stop test test-all lint types floors suite format lock clean
+.PHONY: help setup setup-test serve stop test test-all lint types floors suite format docs lock clean
 
 help:
 	@echo "make serve       set up, fetch the default model, start the daemon, stream one answer, keep serving"
@@ -24,6 +24,7 @@ help:
 	@echo "make test        set up, then lint, types, import floors and the whole CPU suite"
 	@echo "make test-all    the same with the long matrices"
 	@echo "make format      let ruff put the code in shape"
+	@echo "make docs        write the generated tables of docs/ anew"
 	@echo "make lock        write constraints.txt anew from the environment"
 	@echo "make clean       remove the environment and caches of the tools"
 
@@ -66,6 +67,10 @@ test-all: setup-test lint types floors
 format: setup-test
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+docs: setup-test
+	@$(BIN)/python -m tools.docs.api
+	@$(BIN)/python -m mstar.config.describe --write docs/configuration.md
 
 lock: setup-test
 	@$(BIN)/python -m tools.setup.lock
