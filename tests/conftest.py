@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 from tests.helpers import behaviours, leaks
 from tests.helpers.tiny_model import write_tiny_model
 
+DEFAULT_MODEL = "smollm2-135m-instruct"
 leaks.mark()
 _named = pytest.StashKey[set[str]]()
 
@@ -41,8 +43,21 @@ def model_dir() -> Path:
     """The default model, SmolLM2-135M-Instruct, fetched once per machine."""
     from mstar.model.files import resolve
 
-    directory: Path = resolve("smollm2-135m-instruct").directory
+    directory: Path = resolve(DEFAULT_MODEL).directory
     return directory
+
+
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Fetch the default model before the first test, since no test's time limit allows for a download."""
+    wanted = any("model_dir" in getattr(item, "fixturenames", ()) for item in session.items)
+    if not wanted or session.config.option.collectonly:
+        return
+    from mstar.model.errors import ModelError
+    from mstar.model.files import resolve
+
+    # What went wrong is told by the tests that need the model; the others can run.
+    with contextlib.suppress(ModelError, OSError):
+        resolve(DEFAULT_MODEL)
 
 
 @pytest.hookimpl(tryfirst=True)
