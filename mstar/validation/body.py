@@ -62,9 +62,9 @@ def _malformed(at: int) -> RequestInvalid:
 _Members = TypeVar("_Members", list[Any], list[int], dict[str, Any])
 
 
-def _filled(members: _Members, at: int) -> _Members:
-    """A run between two commas decodes to nothing where a member is missing."""
-    if not members:
+def _filled(members: _Members, at: int, commas: int) -> _Members:
+    """A run beside a comma decodes to nothing where a member is missing."""
+    if not members and commas:
         raise _malformed(at)
     return members
 
@@ -119,7 +119,7 @@ class _Large:
     def _list(self, start: int, end: int, commas: NDArray[np.intp], depth: int) -> Any:
         runs = _runs(start, end, commas)
         if self._body[start : start + 64].lstrip()[:1] not in (b"[", b"{", b'"'):
-            numbers = self._numbers(runs)
+            numbers = self._numbers(runs, len(commas))
             if numbers is not None:
                 return numbers
         if len(commas) >= MAX_ITEMS:
@@ -132,14 +132,14 @@ class _Large:
             if high - low > PIECE:
                 values.append(self._span(low, high, depth + 1))
             else:
-                values.extend(_filled(_decode(b"[%b]" % self._body[low:high]), low))
+                values.extend(_filled(_decode(b"[%b]" % self._body[low:high]), low, len(commas)))
         return values
 
-    def _numbers(self, runs: list[tuple[int, int]]) -> NDArray[np.int64] | None:
+    def _numbers(self, runs: list[tuple[int, int]], commas: int) -> NDArray[np.int64] | None:
         try:
             return np.concatenate(
                 [
-                    np.array(_filled(_integers.decode(b"[%b]" % self._body[low:high]), low), np.int64)
+                    np.array(_filled(_integers.decode(b"[%b]" % self._body[low:high]), low, commas), np.int64)
                     for low, high in runs
                 ]
             )
@@ -156,7 +156,7 @@ class _Large:
         for low, high in _runs(start, end, commas):
             colon = self._colon(low, high, depth) if high - low > PIECE else None
             if colon is None:
-                values.update(_filled(_decode(b"{%b}" % self._body[low:high]), low))
+                values.update(_filled(_decode(b"{%b}" % self._body[low:high]), low, len(commas)))
             else:
                 key = msgspec.json.decode(self._view[low:colon], type=str)
                 values[key] = self._span(colon + 1, high, depth + 1)

@@ -83,6 +83,7 @@ def parse_chat(body: bytes | Mapping[str, Any], limits: Limits) -> ChatRequest:
             "max_tokens",
             "invalid_value",
         )
+    name = "max_tokens" if newer is None else "max_completion_tokens"
     if newer is not None:
         values["max_tokens"] = newer
     wanted, top = values.pop("logprobs", False), values.pop("top_logprobs", None)
@@ -93,7 +94,7 @@ def parse_chat(body: bytes | Mapping[str, Any], limits: Limits) -> ChatRequest:
     values["scores"] = (top or 0) if wanted else -1
     if "messages" not in values:
         raise _missing("messages")
-    return _request(ChatRequest, values, limits)
+    return _request(ChatRequest, values, limits, name)
 
 
 def parse_completion(body: bytes | Mapping[str, Any], limits: Limits) -> CompletionRequest:
@@ -140,7 +141,9 @@ def _checked(body: bytes | Mapping[str, Any], fields: dict[str, Field]) -> dict[
     return values
 
 
-def _request(kind: type[_Request], values: dict[str, Any], limits: Limits) -> _Request:
+def _request(
+    kind: type[_Request], values: dict[str, Any], limits: Limits, budget_name: str = "max_tokens"
+) -> _Request:
     """What binds two fields together, or a field to the model."""
     options = values.pop("stream_options", None)
     if options and not values.get("stream", False):
@@ -151,8 +154,8 @@ def _request(kind: type[_Request], values: dict[str, Any], limits: Limits) -> _R
     budget = values.get("max_tokens")
     if budget is not None and budget > limits.window:
         raise RequestInvalid(
-            f"`max_tokens` is {describe(budget)}; the window of this model is {limits.window} tokens.",
-            "max_tokens",
+            f"`{budget_name}` is {describe(budget)}; the window of this model is {limits.window} tokens.",
+            budget_name,
             "context_length_exceeded",
         )
     least = values.get("min_tokens", 0)

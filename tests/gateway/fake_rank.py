@@ -105,7 +105,7 @@ class FakeContext:
     def report(self, kind: str, payload: bytes) -> None:
         pass
 
-    async def ask(self, kind: str, payload: bytes = b"", *, timeout: float = 10.0) -> bytes:
+    async def ask(self, kind: str, payload: bytes = b"") -> bytes:
         self.asked.append(kind)
         return self.answer
 
@@ -145,7 +145,7 @@ class Row(NamedTuple):
 
     admit: Admit
     tokens: Iterator[int]
-    index: Iterator[int]
+    places: Iterator[int]
 
 
 class FakeRank:
@@ -201,7 +201,7 @@ class FakeRank:
         ids, indices, tokens, finishes = [], [], [], []
         scored = any(row.admit.sampling.logprobs >= 0 for row in self.rows.values())
         for id, row in list(self.rows.items()):
-            token, index = next(row.tokens), next(row.index)
+            token, index = next(row.tokens), next(row.places)
             finish = RUNNING
             if token in row.admit.stop_ids and index + 1 > row.admit.min_tokens:
                 finish = STOP
@@ -255,6 +255,6 @@ def batch(
     )
     if not scored:
         return plain
-    tops = np.array(tokens, np.int32)[:, None] + np.arange(TOP, dtype=np.int32)
+    tops = (np.array(tokens, np.int32)[:, None] + np.arange(TOP, dtype=np.int32)).astype(np.int32)
     values = np.tile(-0.5 - np.arange(TOP, dtype=np.float32), (len(ids), 1))
     return plain._replace(logprob=np.full(len(ids), -0.5, np.float32), top_ids=tops, top_logprobs=values)

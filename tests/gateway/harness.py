@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import importlib.util
 import itertools
 import socket
 from collections.abc import AsyncIterator
@@ -44,8 +46,10 @@ class Gateway:
         return httpx.AsyncClient(base_url=self.base, timeout=10, trust_env=False)
 
     def openai(self, way: str = "tcp", **options: Any) -> openai.AsyncOpenAI:
-        transport = httpx.AsyncHTTPTransport(uds=self.uds) if way == "uds" else None
-        client = httpx.AsyncClient(transport=transport, timeout=10, trust_env=False)
+        # The HTTP library that the client was built on: newer releases have moved to the successor.
+        http: Any = importlib.import_module("httpx2" if importlib.util.find_spec("httpx2") else "httpx")
+        transport = http.AsyncHTTPTransport(uds=self.uds) if way == "uds" else None
+        client = http.AsyncClient(transport=transport, timeout=10, trust_env=False)
         options = {"api_key": "none", "max_retries": 0, **options}
         return openai.AsyncOpenAI(base_url=f"{self.base}/v1", http_client=client, **options)
 
