@@ -13,9 +13,10 @@ __all__ = ["Actor", "PeerEvent", "PeerLost", "PeerReady"]
 class PeerLost(NamedTuple):
     """An actor this one shares something with is dead, or dies with its cell.
 
-    What was shared is poisoned: writing raises, what the peer had finished writing can still be drained until
-    the matching `PeerReady`. A peer that dies again while it starts is lost again, without a `PeerReady` in
-    between. `reason` is a sentence about the cell's death.
+    What was shared is poisoned: writing raises Poisoned, which may happen before this event arrives; what the
+    peer had finished writing can still be drained until the matching `PeerReady`. A peer that dies again
+    while it starts is lost again, without a `PeerReady` in between. `reason` is a sentence about the cell's
+    death.
     """
 
     actor: str

@@ -158,7 +158,8 @@ class Supervisor:
                 self._spawn(cell, self._clock())
             while not all(cell.state is CellState.READY for cell in self._cells.values()):
                 await asyncio.sleep(_TICK)
-                if self._stopping:
+                if self._over is not None:
+                    await self._over.wait()
                     raise StartFailed("", "the start was stopped before every actor was ready")
                 self._tick()
                 if self._failure is not None:
@@ -483,6 +484,7 @@ class Supervisor:
         spec = process.spec
         process.state = ActorState.READY
         self._on_event(StageEnded(spec.name, spec.cell, process.stage, now - process.stage_since))
+        process.advance(Stage("running", 0, 0), now)
         self._on_event(ActorReady(spec.name, spec.cell, now - process.spawned))
         cell = self._cell_of[spec.name]
         ready = [member.state is ActorState.READY for member in cell.processes.values()]

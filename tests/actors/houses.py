@@ -40,14 +40,19 @@ class House:
         self, wiring: Wiring, *, policy: RestartPolicy = QUICK, loop: str = "auto", **more: object
     ) -> None:
         self.events: list[SupervisorEvent] = []
+        self.also: Callable[[SupervisorEvent], None] = lambda event: None
         self.supervisor = Supervisor(
             wiring,
-            on_event=self.events.append,
+            on_event=self.on_event,
             answer=self.answer,
             policy=policy,
             loop_factory=loop,
             **more,  # type: ignore[arg-type]
         )
+
+    def on_event(self, event: SupervisorEvent) -> None:
+        self.events.append(event)
+        self.also(event)
 
     async def answer(self, actor: str, kind: str, payload: bytes) -> bytes:
         if kind == "double":

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
 import signal
+import socket
+import sys
 import time
 
 import msgspec
@@ -12,6 +16,8 @@ import msgspec
 from actors.actor import Actor, PeerEvent, PeerLost, PeerReady
 from actors.context import Context
 from actors.errors import AskFailed
+from shm.errors import Poisoned
+from shm.segment import Segment
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True):
@@ -29,7 +35,8 @@ class Echo(Actor):
 
     def on_ping(self, ping: Ping) -> None:
         self.ctx.line.step = ping.number
-        self.ctx.outbox["back"].send(self.encoder.encode(Ping(ping.number, os.getpid())))
+        with contextlib.suppress(Poisoned):
+            self.ctx.outbox["back"].send(self.encoder.encode(Ping(ping.number, os.getpid())))
 
     async def run(self) -> None:
         while not self.ctx.stopping:
@@ -49,7 +56,8 @@ class Caller(Actor):
         self.limit = int(ctx.config or b"1000000000")
 
     def send(self, number: int) -> None:
-        self.ctx.outbox["there"].send(self.encoder.encode(Ping(number, os.getpid())))
+        with contextlib.suppress(Poisoned):  # the peer is dead, and its PeerLost is on the way
+            self.ctx.outbox["there"].send(self.encoder.encode(Ping(number, os.getpid())))
 
     def on_ping(self, ping: Ping) -> None:
         self.count += 1
@@ -145,3 +153,120 @@ class Spinning(Actor):
     async def setup(self) -> None:
         while time.monotonic() < float("inf"):
             pass
+
+
+class Front(Actor):
+    """Greets whoever connects to its inherited socket."""
+
+    async def setup(self) -> None:
+        async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"hello")
+            writer.close()
+
+        listening = socket.socket(fileno=os.dup(self.ctx.fds["tcp"]))
+        self.server = await asyncio.start_server(greet, sock=listening)
+
+    async def teardown(self) -> None:
+        self.server.close()
+        await self.server.wait_closed()
+
+
+class Settings(Actor):
+    """Reports how its process is set up."""
+
+    async def run(self) -> None:
+        inherited = [fd for fd in range(256) if _open(fd) and os.get_inheritable(fd)]
+        lines = {
+            "TOY": os.environ["TOY"],
+            "switch": f"{sys.getswitchinterval() * 1e6:.0f} us",
+            "frozen": gc.get_freeze_count() > 0,
+            "inherited": ",".join(map(str, inherited)),
+        }
+        self.ctx.report("settings", "\n".join(f"{k}={v}" for k, v in lines.items()).encode())
+        await self.ctx.until_stopping()
+
+
+def _open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+class Fragile(Actor):
+    """Raises when it is told by SIGUSR1."""
+
+    async def run(self) -> None:
+        told = asyncio.Event()
+        self.ctx.loop.add_signal_handler(signal.SIGUSR1, told.set)
+        await told.wait()
+        raise RuntimeError("a signal was too much")
+
+
+class Brief(Actor):
+    """Ends without an order, when it is sent SIGUSR1."""
+
+    async def run(self) -> None:
+        told = asyncio.Event()
+        self.ctx.loop.add_signal_handler(signal.SIGUSR1, told.set)
+        await told.wait()
+
+
+class Sharing(Actor):
+    """Reports peer events and which generation of everything it holds."""
+
+    def __init__(self, ctx: Context) -> None:
+        super().__init__(ctx)
+        self.events: list[str] = []
+        self.poisoned: set[str] = set()
+        self.report()
+
+    def on_peer(self, event: PeerEvent) -> None:
+        if isinstance(event, PeerLost):
+            self.events.append(f"lost {event.actor} of {event.cell}: {event.reason}")
+            self.poisoned |= {name for name, segment in self.segments().items() if segment.poisoned}
+            self.ctx.report("poisoned at the loss", " ".join(sorted(self.poisoned)).encode())
+        else:
+            self.events.append(f"ready {event.actor} of {event.cell} in generation {event.generation}")
+        self.report()
+
+    def segments(self) -> dict[str, Segment]:
+        ctx = self.ctx
+        found = {name: reader.ring.segment for name, reader in ctx.inbox.items()}
+        found |= {name: writer.ring.segment for name, writer in ctx.outbox.items()}
+        found |= {name: slab.pool.segment for name, slab in ctx.slabs.items()}
+        found |= {name: steps.ring.segment for name, steps in ctx.steps.items()}
+        order = ("in", "out", "aside", "prompts", "steps")
+        return {name: found[name] for name in sorted(found, key=order.index)}
+
+    def report(self) -> None:
+        self.ctx.report("events", "\n".join(self.events).encode())
+        generations = (f"{name}={segment.generation}" for name, segment in self.segments().items())
+        self.ctx.report("generations", " ".join(generations).encode())
+
+
+class Burst(Actor):
+    """When told by SIGUSR1, writes a hundred messages to a sleeping reader without ringing, and dies."""
+
+    async def setup(self) -> None:
+        self.ctx.loop.add_signal_handler(signal.SIGUSR1, self.burst)
+
+    def burst(self) -> None:
+        writer = self.ctx.outbox["back"]
+        writer._notify = None
+        for _ in range(100):
+            writer.send(b"message")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Collector(Actor):
+    """Reads nothing before its peer is lost."""
+
+    def on_peer(self, event: PeerEvent) -> None:
+        if isinstance(event, PeerLost):
+            reader, count = self.ctx.inbox["back"], 0
+            while reader.peek() is not None:
+                reader.release()
+                count += 1
+            self.ctx.report("collected", f"{count} messages after the loss".encode())
