@@ -11,9 +11,12 @@ TOP = 20
 
 
 class ResultSlot:
-    """One step's results by slot: ``tokens`` int32 [slots], and the logprob columns once asked for."""
+    """One step's results by slot: ``tokens`` int32 [slots], and the logprob columns once asked for.
 
-    __slots__ = ("failed", "logprob", "scored", "tokens", "top_ids", "top_logprobs")
+    ``failed`` is what to tell every row of a failed step, ``failed_slots`` what to tell single rows.
+    """
+
+    __slots__ = ("failed", "failed_slots", "logprob", "scored", "tokens", "top_ids", "top_logprobs")
 
     def __init__(self, slots: int) -> None:
         self.tokens: NDArray[np.int32] = np.full(slots, -1, np.int32)
@@ -22,6 +25,7 @@ class ResultSlot:
         self.top_logprobs: NDArray[np.float32] | None = None
         self.scored = False
         self.failed: str | None = None
+        self.failed_slots: dict[int, str] = {}
 
     def score(self) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
         """The logprob columns, allocated when first needed: [slots], [slots, 20], [slots, 20]."""
@@ -45,6 +49,7 @@ class ResultRing:
         slot = self._ring[seq % len(self._ring)]
         slot.scored = False
         slot.failed = None
+        slot.failed_slots = {}
         return slot
 
     def read(self, seq: int) -> ResultSlot:

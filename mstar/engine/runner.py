@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mstar.engine.device import StepFailed
 from mstar.engine.executor import SlotState
 from mstar.engine.results import ResultSlot
-from mstar.engine.sampler import Sampler
+from mstar.engine.sampler import Sampler, SamplerError
 from mstar.engine.slot_table import SlotTable
 from mstar.messages.step import CARRY, FLAG_LOGPROBS, Bind, StepPlan
 from mstar.model.api import CausalLM, ForwardBatch, KVCache
@@ -97,9 +97,15 @@ class LanguageModelRunner(SlotState):
             return
         slots = plan.slot[rows]
         logprobs = bool(plan.flags & FLAG_LOGPROBS)
-        sampled = self._sampler.sample(logits, slots, positions, logprobs=logprobs)
+        try:
+            sampled = self._sampler.sample(logits, slots, positions, logprobs=logprobs)
+        except SamplerError as error:
+            if error.result is None:
+                raise StepFailed(str(error)) from error
+            sampled = error.result
+            results.failed_slots = dict.fromkeys(error.slots, str(error))
         tokens = sampled.tokens.numpy()
-        self._carry[slots] = tokens
+        self._carry[slots] = np.maximum(tokens, 0)  # a row without a token fails, but may be in flight again
         results.tokens[slots] = tokens
         if sampled.logprob is not None and sampled.top_ids is not None and sampled.top_logprobs is not None:
             logprob, top_ids, top_logprobs = results.score()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mstar.engine.results import ResultSlot
     from mstar.worker.engine import Engine
 
-__all__ = ["RankActor"]
+__all__ = ["RankActor", "step_result"]
 
 _log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class RankActor(Actor):
             return None
         seq = pipeline.oldest
         results = self.engine.executor.landed(seq, flush=flush)
-        return None if results is None else self.scheduler.land(seq, _result(results))
+        return None if results is None else self.scheduler.land(seq, step_result(results))
 
     def _emit(self, landed: Landed) -> None:
         if landed.batch is not None:
@@ -191,9 +191,8 @@ class RankActor(Actor):
         self.ctx.wake()
 
 
-def _result(results: ResultSlot) -> StepResult:
-    if results.scored:
-        return StepResult(
-            results.tokens, results.logprob, results.top_ids, results.top_logprobs, results.failed
-        )
-    return StepResult(results.tokens, failed=results.failed)
+def step_result(results: ResultSlot) -> StepResult:
+    scores = (
+        (results.logprob, results.top_ids, results.top_logprobs) if results.scored else (None, None, None)
+    )
+    return StepResult(results.tokens, *scores, results.failed, results.failed_slots)

@@ -7,7 +7,8 @@ It reads no clock and does no I/O beyond writing plans into the step slots it is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -97,10 +98,11 @@ class Replays(Protocol):
 
 
 class StepResult(NamedTuple):
-    """What a landed step left on the host, indexed by slot: tokens int32 [slots], and when asked for
+    """What a landed step left on the host, indexed by slot.
 
-    logprob float32 [slots], top_ids int32 [slots, 20], top_logprobs float32 [slots, 20]. ``failed``
-    is the sentence to tell the step's rows when the step failed.
+    ``tokens`` int32 [slots]; when asked for ``logprob`` float32 [slots], ``top_ids`` int32 [slots, 20],
+    ``top_logprobs`` float32 [slots, 20]. ``failed`` is the sentence to tell all rows of a failed step,
+    ``failed_slots`` what to tell single rows.
     """
 
     tokens: NDArray[np.int32]
@@ -108,6 +110,7 @@ class StepResult(NamedTuple):
     top_ids: NDArray[np.int32] | None = None
     top_logprobs: NDArray[np.float32] | None = None
     failed: str | None = None
+    failed_slots: Mapping[int, str] = MappingProxyType({})
 
 
 class Landed(NamedTuple):
@@ -288,9 +291,12 @@ class MicroScheduler:
         failed, self._refusals = self._refusals, []
         batch = None
         if result.failed is not None:
-            failed += self._fail(step, result.failed)
-        elif step.sampled.size:
-            batch = self._settle(step, result)
+            failed += self._fail(step.slots.tolist(), result.failed)
+        else:
+            for slot, message in result.failed_slots.items():
+                failed += self._fail((slot,), message)
+            if step.sampled.size:
+                batch = self._settle(step, result)
         for item in back:
             if callable(item):
                 item()
@@ -576,11 +582,11 @@ class MicroScheduler:
                 self._end(slot)
         return batch
 
-    def _fail(self, step: _Step, message: str) -> list[RowFailed]:
-        """The step failed: so do the rows it ran that still count."""
+    def _fail(self, rows: Iterable[int], message: str) -> list[RowFailed]:
+        """End the rows in these slots that still count."""
         slots = self.slots
         failed = []
-        for slot in step.slots.tolist():
+        for slot in rows:
             if slots.live[slot]:
                 self._failed += 1
                 failed.append(RowFailed(int(slots.owner[slot]), int(slots.attempt[slot]), message))

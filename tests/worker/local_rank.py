@@ -1,0 +1,130 @@
+"""A rank in this process: the real scheduler, engine and model, without actors, rings or loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mstar.config.schema import Deployment, RankConfig
+from mstar.messages.request import Admit, Sampling
+from mstar.messages.step import Bind, open_plan
+from mstar.messages.tokens import RowFailed
+from mstar.worker.engine import build_engine
+from mstar.worker.rank import step_result
+from mstar.worker.scheduler import REPLAYS_SLAB, MicroScheduler
+from shm.slab import SlabHandle
+from shm.steps import StepLayout, StepSlot
+from shm.steps import _plan as slot_places
+from tests.worker.null_rank import Replays
+
+__all__ = ["Answer", "LocalRank", "Prompt"]
+
+
+class Prompt(NamedTuple):
+    """One sequence to generate."""
+
+    tokens: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling = Sampling(temperature=0.0)
+    stop_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+
+
+class Answer(NamedTuple):
+    """What came back: token ids, finish code, and per token (logprob, {id: logprob}) when asked for."""
+
+    tokens: list[int]
+    finish: list[int]
+    failed: list[RowFailed]
+    scores: list[tuple[float, dict[int, float]]]
+
+
+class LocalRank:
+    """Generates whole batches. ``stagger`` admits a sequence every so many turns instead of all at once."""
+
+    def __init__(self, directory: Path, **deployment: object) -> None:
+        config = RankConfig(0, Deployment(model="local", **deployment), "local", str(directory), ())  # type: ignore[arg-type]
+        self._prompts: dict[int, NDArray[np.int32]] = {}
+        self.replays = Replays()
+        self.engine = build_engine(config, self._input, lambda *stage: None)
+        limits = self.engine.limits
+        layout = StepLayout(
+            limits.slots,
+            2 * limits.slots + limits.batch_tokens // limits.page_size + 2,
+            limits.tail_bytes,
+            4,
+            0,
+        )
+        size = slot_places(layout)[1]
+        memory = memoryview(bytearray(4 * size))
+        self._slots = [StepSlot(memory, i * size, layout) for i in range(4)]
+        self.scheduler = MicroScheduler(limits, lambda seq: self._slots[seq % 4], self.replays)
+        self._request = 0
+
+    def _input(self, bind: Bind) -> NDArray[np.int32]:
+        source = bind.inputs[0]
+        if source.slab == REPLAYS_SLAB:
+            return np.frombuffer(self.replays.view(source.handle), np.int32)
+        return self._prompts[bind.request]
+
+    def generate(self, prompts: list[Prompt], *, stagger: int = 0) -> list[Answer]:
+        answers: dict[int, Answer] = {}
+        waiting = list(prompts)
+        turns = 0
+        while waiting or not self.scheduler.idle:
+            while waiting and (not stagger or turns % stagger == 0):
+                answers[self._admit(waiting.pop(0))] = Answer([], [], [], [])
+                if stagger:
+                    break
+            turns += 1
+            self._turn(answers)
+        return list(answers.values())
+
+    def _admit(self, prompt: Prompt) -> int:
+        self._request += 1
+        request = self._request
+        tokens = np.array(prompt.tokens, np.int32)
+        self._prompts[request] = tokens
+        message = Admit(
+            request,
+            0,
+            SlabHandle(0, 0, tokens.nbytes),
+            tokens.size,
+            prompt.max_tokens,
+            prompt.sampling,
+            prompt.stop_ids,
+            prompt.min_tokens,
+        )
+        self.scheduler.admit(message, tokens, lambda: None)
+        return request
+
+    def _turn(self, answers: dict[int, Answer]) -> None:
+        plan = self.scheduler.plan()
+        if plan is not None:
+            self.engine.executor.launch(open_plan(plan.seq, self._slots[plan.seq % 4]))
+        pipeline = self.scheduler.pipeline
+        failed = self.scheduler.take_refusals()
+        if pipeline.in_flight:
+            results = self.engine.executor.landed(pipeline.oldest, flush=plan is None)
+            if results is not None:
+                landed = self.scheduler.land(pipeline.oldest, step_result(results))
+                failed += landed.failed
+                batch = landed.batch
+                for row in range(0 if batch is None else batch.token.size):
+                    assert batch is not None
+                    answer = answers[int(batch.request[row])]
+                    answer.tokens.append(int(batch.token[row]))
+                    if batch.finish[row]:
+                        answer.finish.append(int(batch.finish[row]))
+                    if (
+                        batch.logprob is not None
+                        and batch.top_ids is not None
+                        and batch.top_logprobs is not None
+                    ):
+                        tops = zip(batch.top_ids[row].tolist(), batch.top_logprobs[row].tolist(), strict=True)
+                        answer.scores.append((float(batch.logprob[row]), dict(tops)))
+        for failure in failed:
+            answers[failure.request].failed.append(failure)
