@@ -167,7 +167,7 @@ def build_app(
         await _deliver(request, response, service.tuning.slow_seconds)
         return response
 
-    app = web.Application(middlewares=[answer], client_max_size=max_body_bytes + 1)
+    app = web.Application(middlewares=[answer], client_max_size=max_body_bytes)
     generate = GenerateRoutes(service, ticker)
     app.add_routes(
         [

@@ -35,7 +35,10 @@ class _Whole:
 
 
 async def read_body(request: web.Request, seconds: float) -> bytes:
-    """The whole body. Raises ApiError 408 where it takes longer than ``seconds``."""
+    """The whole body. Raises ApiError 408 where it takes longer than ``seconds``, and aiohttp's 413."""
+    limit, length = request.client_max_size, request.content_length or 0
+    if length > limit:
+        raise web.HTTPRequestEntityTooLarge(limit, length)
     try:
         async with asyncio.timeout(seconds):
             return await request.read()

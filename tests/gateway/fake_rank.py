@@ -149,7 +149,7 @@ class Row(NamedTuple):
 
 
 class FakeRank:
-    """See the module. `run` steps by itself unless `manual`; then the test calls `step`."""
+    """See the module. `run` steps by itself, but only `credit` times where it is a number."""
 
     def __init__(self, ctx: FakeContext, actor: Actor, script: Script) -> None:
         self.ctx = ctx
@@ -160,20 +160,23 @@ class FakeRank:
         self.admitted: list[Admit] = []
         self.aborted: list[int] = []
         self.stalled = False
-        self.manual = False
+        self.credit: int | None = None
         self.steps = 0
 
     async def run(self) -> None:
         """Serve until cancelled."""
         while True:
             self.take()
-            if not self.manual and self.step():
+            if self.credit != 0 and self.step():
+                self.credit = None if self.credit is None else self.credit - 1
                 await asyncio.sleep(0)
             else:
                 self.ctx.rank_bell.clear()
                 await self.ctx.rank_bell.wait()
 
-    def wake(self) -> None:
+    def grant(self, steps: int | None) -> None:
+        """Let it take so many steps more, None for as many as it likes."""
+        self.credit = steps
         self.ctx.rank_bell.set()
 
     def take(self) -> None:
