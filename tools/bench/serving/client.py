@@ -121,6 +121,14 @@ class Client:
         exchange.ended = self._clock()
         return exchange
 
+    async def answers(self, path: str) -> bool:
+        """Whether the server answers a GET of ``path`` with 200."""
+        try:
+            async with self._session.get(self._target.url.rstrip("/") + path) as response:
+                return response.status == 200
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return False
+
     async def _read(
         self, content: aiohttp.StreamReader, exchange: Exchange, on_text: Callable[[], None]
     ) -> None:

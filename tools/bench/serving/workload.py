@@ -30,13 +30,17 @@ _WORDS = [
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One request: its group, its lengths in tokens, and in an open loop its arrival in seconds."""
+    """One request: its group, its lengths in tokens, and in an open loop its arrival in seconds.
+
+    The prompt follows from ``seed``, unless ``ids`` gives it.
+    """
 
     group: str
     prompt_tokens: int
     output_tokens: int
     arrival: float = 0.0
     seed: int = 0
+    ids: tuple[int, ...] = ()
 
 
 class Workload(msgspec.Struct, frozen=True):
@@ -101,6 +105,8 @@ def schedule(workload: Workload, seed: int) -> tuple[list[Job], list[Job]]:
 
 def prompt_tokens(job: Job, vocab_size: int) -> list[int]:
     """``job.prompt_tokens`` ids, different for every job, away from the special ids at the front."""
+    if job.ids:
+        return list(job.ids)
     random = Random(job.seed)
     return [random.randrange(min(1000, vocab_size // 2), vocab_size) for _ in range(job.prompt_tokens)]
 
