@@ -135,7 +135,9 @@ class AsyncClient:
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        chunks: AsyncStream[ChatChunk] = await self._start("chat", {"messages": list(messages), **params})
+        chunks: AsyncStream[ChatChunk] = await self._start(
+            "chat", {"messages": list(messages), **params}, stream
+        )
         if stream:
             return chunks
         done = await self._collect(chunks)
@@ -155,14 +157,14 @@ class AsyncClient:
     ) -> TextResult | AsyncStream[TextChunk]:
         """Continue a prompt of text or token ids. ``params`` are the fields of the completions API."""
         body = {"prompt": prompt if isinstance(prompt, str) else list(prompt), **params}
-        chunks: AsyncStream[TextChunk] = await self._start("completion", body)
+        chunks: AsyncStream[TextChunk] = await self._start("completion", body, stream)
         if stream:
             return chunks
         done = await self._collect(chunks)
         return TextResult(done.choices(), done.usage)
 
-    async def _start(self, kind: Kind, body: dict[str, Any]) -> AsyncStream[Any]:
-        return AsyncStream(await self._transport.generate(kind, body))
+    async def _start(self, kind: Kind, body: dict[str, Any], stream: bool) -> AsyncStream[Any]:
+        return AsyncStream(await self._transport.generate(kind, body, stream=stream))
 
     @staticmethod
     async def _collect(chunks: AsyncStream[Any]) -> Collector:

@@ -102,6 +102,6 @@ def from_error(error: dict[str, Any], status: int, retry_after: float | None = N
         code=None if code is None else str(code),
         param=error.get("param"),
     )
-    if isinstance(made, Overloaded) and retry_after is not None:
-        made.retry_after = retry_after
+    if isinstance(made, Overloaded):
+        made.retry_after = float(retry_after or error.get("retry_after") or made.retry_after)
     return made

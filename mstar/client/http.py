@@ -164,7 +164,7 @@ class HttpTransport:
         except (aiohttp.ClientError, OSError) as error:
             raise ConnectionLost(f"the connection to {self._base} was lost: {error}") from error
 
-    async def generate(self, kind: Kind, body: dict[str, Any]) -> _HttpAnswer:
+    async def generate(self, kind: Kind, body: dict[str, Any], *, stream: bool) -> _HttpAnswer:
         if not body.get("model"):
             if self._model is None:
                 self._model = (await self.ask("models", {}))["data"][0]["id"]

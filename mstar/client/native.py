@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mstar.client.errors import (
     ClientClosed,
@@ -99,9 +99,9 @@ class _Link(asyncio.Protocol):
         self._writable.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        transport.write(PREFACE)
+        # uvloop's transports are no subclasses of asyncio's.
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.write(PREFACE)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -243,8 +243,10 @@ class NativeTransport:
                     ) from error
             return self._link
 
-    async def generate(self, kind: Kind, body: dict[str, Any]) -> _NativeAnswer:
+    async def generate(self, kind: Kind, body: dict[str, Any], *, stream: bool) -> _NativeAnswer:
         link = await self._connected()
+        if stream:
+            body = {**body, "stream": True}
         exchange = await link.open({"op": "generate", "kind": kind, "body": body})
         return _NativeAnswer(exchange, kind, self._timeout)
 

@@ -25,8 +25,8 @@ class Answer(Protocol):
 class Transport(Protocol):
     """A way to a server."""
 
-    async def generate(self, kind: Kind, body: dict[str, Any]) -> Answer:
-        """Send a request; raises ClientError when it cannot be sent."""
+    async def generate(self, kind: Kind, body: dict[str, Any], *, stream: bool) -> Answer:
+        """Send a request, whose chunks are wanted as they come if ``stream``. Raises ClientError."""
 
     async def ask(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
         """Answer of "models", "status", "ready", "tokenize" or "detokenize"; raises ClientError."""

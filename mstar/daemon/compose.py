@@ -14,8 +14,8 @@ from shm.steps import StepLayout
 
 __all__ = ["GATEWAY", "RANK", "Address", "WindowTooLong", "compose"]
 
-GATEWAY = "mstar.gateway.actor:GatewayActor"
-RANK = "mstar.worker.rank:RankActor"
+GATEWAY = "mstar.daemon.gateway:Gateway"
+RANK = "mstar.daemon.rank:Rank"
 
 ADMIT_BYTES, ADMIT_RESERVED = 1 << 20, 1 << 16
 TOKENS_BYTES = 4 << 20

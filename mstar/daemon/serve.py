@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -51,6 +52,7 @@ __all__ = ["Daemon"]
 STOP_MARGIN = 5.0
 # What is left to the actors once a stop was hastened, in seconds.
 HASTE = 1.0
+_NAMED = re.compile(r"(?<=: )(?:mstar|shm)(?:\.\w+)+: ")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -229,8 +231,10 @@ class Daemon:
         self._stop.set()
 
     def _failed(self, cause: str, traceback: str = "", code: int = 1) -> int:
-        if traceback:
+        # An error of ours is a sentence that needs no traceback; anything else is a fault to be found.
+        if traceback and (not _NAMED.search(cause) or self._deployment.log_level == "debug"):
             print(traceback.rstrip(), file=sys.stderr)
+        cause = _NAMED.sub("", cause)
         log(logging.ERROR if code else logging.INFO, cause)
         self._news(Failed(cause))
         return code

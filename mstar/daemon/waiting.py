@@ -9,6 +9,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from http import HTTPStatus
+from typing import cast
 
 import msgspec
 
@@ -55,9 +56,9 @@ class _Visitor(asyncio.Protocol):
         self._answered = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._timer = asyncio.get_running_loop().call_later(_PATIENCE, transport.abort)
+        # uvloop's transports are no subclasses of asyncio's.
+        self._transport = cast("asyncio.Transport", transport)
+        self._timer = asyncio.get_running_loop().call_later(_PATIENCE, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
         if self._answered:
