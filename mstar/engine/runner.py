@@ -17,6 +17,7 @@ from mstar.engine.executor import SlotState
 from mstar.engine.results import ResultSlot
 from mstar.engine.sampler import Sampler, SamplerError
 from mstar.engine.slot_table import SlotTable
+from mstar.messages.request import Sampling
 from mstar.messages.step import CARRY, FLAG_LOGPROBS, Bind, StepPlan
 from mstar.model.api import CausalLM, ForwardBatch, KVCache
 
@@ -168,6 +169,54 @@ class LanguageModelRunner(SlotState):
             logits_rows=torch.from_numpy(np.concatenate(logits)),
         )
         return batch, np.concatenate(sample_rows), np.concatenate(sample_positions)
+
+    def warm_up(self, rows: int, chunk: int) -> None:
+        """Run every kind of step once, so that the first request pays for nothing: a chunk of ``chunk``
+
+        tokens, decodes of 1 and of ``rows`` rows, greedy, sampled and with logprobs. Nothing is bound yet;
+        what it leaves in the KV cache is written over before it is read.
+        """
+        size, pages = self._page_size, self._kv.pages
+        chunk = max(1, min(chunk, pages * size, self._prompt.shape[1]))
+        rows = max(1, min(rows, pages, self._table.count))
+        widest = -(-chunk // size)
+        shapes = [
+            ([chunk], [list(range(widest))]),
+            ([1], [[0]]),
+            ([1] * rows, [[page] for page in range(rows)]),
+        ]
+        with torch.inference_mode():
+            for lengths, blocks in shapes:
+                logits = self._model(self._dummy(lengths, blocks), self._kv)
+                for sampling in (Sampling(0.0), Sampling(0.8, 0.9, 20, logprobs=20)):
+                    slots = np.arange(len(lengths), dtype=np.int32)
+                    prompt = np.zeros(1, np.int32)
+                    for slot in slots.tolist():
+                        self._sampler.bind(
+                            slot, sampling, stop_ids=(), min_tokens=0, prompt=prompt, accepted=0
+                        )
+                    places = np.ones(len(lengths), np.int64)
+                    self._sampler.sample(logits, slots, places, logprobs=sampling.logprobs >= 0)
+                    for slot in slots.tolist():
+                        self._sampler.release(slot)
+
+    def _dummy(self, lengths: list[int], blocks: list[list[int]]) -> ForwardBatch:
+        """Rows of ``lengths`` zero tokens from position 0, in the pages ``blocks``."""
+        places = np.concatenate([np.arange(length) for length in lengths])
+        pages = np.repeat(np.arange(len(lengths)), lengths)
+        table = np.array(blocks, np.int32)
+        size = self._page_size
+        return ForwardBatch(
+            tokens=torch.zeros(places.size, dtype=torch.int64),
+            positions=torch.from_numpy(places),
+            slot_mapping=torch.from_numpy(
+                table[pages, places // size].astype(np.int64) * size + places % size
+            ),
+            query_lens=lengths,
+            kv_lens=lengths,
+            block_tables=torch.from_numpy(table),
+            logits_rows=torch.from_numpy(np.cumsum(lengths) - 1),
+        )
 
     def statistics(self) -> RunnerStatistics:
         """Counts since the start."""

@@ -84,6 +84,7 @@ def build_engine(
     runner = LanguageModelRunner(model, kv, sampler, table, page_size=page_size, max_seq_len=max_seq_len)
     executor = Executor(table, runner, CpuDevice(slots, limits.depth, runner.forward), inputs)
     stage("warming up", 0, 0)
+    runner.warm_up(slots, batch_tokens)
     return Engine(limits, executor, runner)
 
 

@@ -1,0 +1,168 @@
+"""Depths 0, 1 and 2 are one code path: the same tokens, greedy and seeded, alone and in mixed load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mstar.messages.request import Sampling
+from mstar.messages.tokens import LENGTH, STOP
+from tests.worker.local_rank import Answer, LocalRank, Prompt
+
+SEEDED = Sampling(temperature=0.9, top_p=0.95, top_k=40, seed=1234)
+
+
+def prompts(count: int, sampling: Sampling, *, longest: int = 90) -> list[Prompt]:
+    rng = np.random.default_rng(7)
+    return [
+        Prompt(
+            tuple(rng.integers(3, 250, int(rng.integers(1, longest))).tolist()),
+            int(rng.integers(1, 24)),
+            sampling if sampling.temperature == 0 else Sampling(0.9, 0.95, 40, seed=1000 + i),
+        )
+        for i in range(count)
+    ]
+
+
+def rank(directory: Path, depth: int, **deployment: object) -> LocalRank:
+    settings = {"dtype": "float32", "max_num_seqs": 8, "kv_cache_bytes": 8 << 20, "max_batch_tokens": 64}
+    return LocalRank(directory, pipeline_depth=depth, **{**settings, **deployment})
+
+
+def tokens(answers: list[Answer]) -> list[list[int]]:
+    return [answer.tokens for answer in answers]
+
+
+@pytest.mark.behaviour("F-36")
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("stagger", [0, 3], ids=["at once", "staggered"])
+def test_every_depth_gives_the_same_tokens_alone_and_in_mixed_load(
+    tiny_model_dir: Path, sampling: Sampling, stagger: int
+) -> None:
+    asked = prompts(14, sampling)
+    alone = [rank_answer for prompt in asked for rank_answer in rank_alone(tiny_model_dir, prompt)]
+    for depth in (0, 1, 2):
+        answers = rank(tiny_model_dir, depth).generate(asked, stagger=stagger)
+        assert tokens(answers) == alone
+        assert [answer.finish for answer in answers] == [[LENGTH]] * len(asked)
+
+
+_alone: dict[tuple[Path, Prompt], list[list[int]]] = {}
+
+
+def rank_alone(directory: Path, prompt: Prompt) -> list[list[int]]:
+    """The tokens of ``prompt`` with nothing beside it, at depth 0."""
+    key = (directory, prompt)
+    if key not in _alone:
+        _alone[key] = tokens(rank(directory, 0).generate([prompt]))
+    return _alone[key]
+
+
+def test_greedy_tokens_are_those_of_transformers(tiny_model_dir: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    reference = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
+    asked = prompts(6, Sampling(temperature=0.0))
+    answers = rank(tiny_model_dir, 1).generate(asked)
+    for prompt, answer in zip(asked, answers, strict=True):
+        ids = torch.tensor([prompt.tokens])
+        out = reference.generate(
+            ids, max_new_tokens=prompt.max_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        assert answer.tokens == out[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_tokens_do_not_change_when_rows_are_preempted(
+    tiny_model_dir: Path, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [prompt._replace(max_tokens=60) for prompt in prompts(10, SEEDED, longest=30)]
+    roomy = tokens(rank(tiny_model_dir, depth).generate(asked))
+    monkeypatch.setattr("mstar.worker.scheduler.HORIZON_TOKENS", 4)
+    tight = rank(tiny_model_dir, depth, page_size=4, max_seq_len=96)
+    tight.scheduler.ledger.withdraw(-(tight.engine.limits.pages - 48))  # all but 48 pages are spoken for
+    answers = tight.generate(asked)
+    assert tight.scheduler.statistics().preempted > 0
+    assert tokens(answers) == roomy
+
+
+@pytest.mark.behaviour("F-26")
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_stop_id_ends_a_row_with_itself_as_the_last_token(tiny_model_dir: Path, depth: int) -> None:
+    asked = prompts(4, Sampling(temperature=0.0))[1]._replace(max_tokens=20)
+    whole = rank(tiny_model_dir, 0).generate([asked])[0].tokens
+    stop = whole[7]
+    first = whole.index(stop)
+    answer = rank(tiny_model_dir, depth).generate([asked._replace(stop_ids=(stop,))])[0]
+    assert answer.tokens == whole[: first + 1]
+    assert answer.finish == [STOP]
+
+
+def test_stop_ids_are_not_sampled_before_min_tokens(tiny_model_dir: Path) -> None:
+    asked = prompts(4, Sampling(temperature=0.0))[1]._replace(max_tokens=20)
+    stop = rank(tiny_model_dir, 0).generate([asked])[0].tokens[0]
+    answer = rank(tiny_model_dir, 1).generate([asked._replace(stop_ids=(stop,), min_tokens=12)])[0]
+    assert stop not in answer.tokens[:12]
+
+
+def test_logprobs_come_only_for_rows_that_ask(tiny_model_dir: Path) -> None:
+    plain = prompts(2, Sampling(temperature=0.0))[0]._replace(max_tokens=5)
+    scored = plain._replace(sampling=Sampling(temperature=0.0, logprobs=3))
+    answers = rank(tiny_model_dir, 1).generate([plain, scored])
+    assert answers[0].tokens == answers[1].tokens
+    for token, (logprob, tops) in zip(answers[1].tokens, answers[1].scores, strict=True):
+        assert tops[token] == pytest.approx(logprob)
+        assert logprob == max(tops.values())
+    assert all(np.isnan(logprob) for logprob, _ in answers[0].scores)
+
+
+def test_a_forward_that_fails_ends_its_batch_and_the_rank_goes_on(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = rank(tiny_model_dir, 2)
+    asked = Prompt((5, 80, 120, 33, 7), 8)
+    whole = local.generate([asked])[0].tokens
+    model = local.engine.runner._model
+    calls = 0
+    forward = model.forward
+
+    def failing(*args: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise torch.OutOfMemoryError("planted")
+        return forward(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(model, "forward", failing)
+    answers = local.generate([asked, asked])
+    assert all("planted" in answer.failed[0].message for answer in answers)
+    assert local.generate([asked])[0].tokens == whole
+    assert local.scheduler.ledger.statistics().free == local.engine.limits.pages
+
+
+def test_a_row_whose_logits_are_not_numbers_fails_alone(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = rank(tiny_model_dir, 1)
+    asked = [prompt._replace(max_tokens=10) for prompt in prompts(2, Sampling(temperature=0.0))]
+    whole = tokens(local.generate(asked))
+    model = local.engine.runner._model
+    forward = model.forward
+    calls = 0
+
+    def broken(*args: object) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        logits: torch.Tensor = forward(*args)  # type: ignore[arg-type]
+        if calls == 4:
+            logits = logits.clone()
+            logits[0] = float("nan")
+        return logits
+
+    monkeypatch.setattr(model, "forward", broken)
+    answers = local.generate(asked)
+    assert len(answers[0].failed) == 1
+    assert answers[1].tokens == whole[1]
