@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 __all__ = ["PREFACE", "Front"]
 
@@ -28,8 +29,8 @@ class Front(asyncio.Protocol):
         self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if not isinstance(transport, asyncio.Transport):
-            raise TypeError(f"{type(transport).__name__} cannot be read and written")
+        # uvloop's transports are no subclasses of asyncio's.
+        transport = cast("asyncio.Transport", transport)
         self._transport = transport
         self._patience = asyncio.get_running_loop().call_later(self._seconds, transport.abort)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -109,8 +109,8 @@ class NativeConnection(asyncio.Protocol):
     # ---- the transport's side ----------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if not isinstance(transport, asyncio.Transport):
-            raise TypeError(f"{type(transport).__name__} cannot be read and written")
+        # uvloop's transports are no subclasses of asyncio's.
+        transport = cast("asyncio.Transport", transport)
         tuning = self._service.tuning
         transport.set_write_buffer_limits(high=tuning.write_high, low=tuning.write_low)
         self._transport = transport
@@ -206,8 +206,9 @@ class NativeConnection(asyncio.Protocol):
 
     def end(self, ident: int, event: dict[str, Any]) -> None:
         """Queue the one terminal event of an id."""
-        if self._open.pop(ident, None) is not None:
+        if ident in self._open:
             self.send({"id": ident, **event})
+            del self._open[ident]
 
     def _write_out(self) -> None:
         out, self._out = self._out, []
