@@ -143,21 +143,25 @@ def test_rows_join_and_leave_by_slot_vector_and_get_the_tokens_of_the_eager_refe
 
 def test_padding_rows_use_the_scratch_slot_and_page_and_no_other() -> None:
     talk, _ = conversation(5)
-    talk.join(Join(3, 5, 4))
-    before = [cache.clone() for cache in talk.state.cache]
-    for step in range(1, 4):
-        talk.decoder.launch(np.array([3], dtype=np.int32))
+    state, riding = talk.state, []
+    for step in range(1, RING + 4):
+        if step <= 3:
+            talk.join(Join(step, step, 12))
+            riding.append(step)
+        talk.decoder.launch(np.array(riding, dtype=np.int32))
         talk.collect(step)
-    talk.join(Join(1, 2, 8))
-    talk.decoder.launch(np.array([1, 3], dtype=np.int32))  # 2 rows in a bucket of 4
-    state = talk.state
-    assert (state.position[6], state.carry[6]) == (0, 0)
-    assert state.position[[0, 2, 4, 5]].tolist() == [-1] * 4
-    owned = {0} | set(state.block_table[state.block_table >= 0].tolist())
-    for cache, old in zip(state.cache, before, strict=True):
-        touched = (~cache.isnan() & old.isnan()).flatten(1).any(1).nonzero().flatten().tolist()
-        assert 0 in touched
-        assert set(touched) <= owned
+    left_at = int(state.position[3])
+    cache = [layer.clone() for layer in state.cache]
+    for step in range(RING + 4, RING + 7):
+        talk.decoder.launch(np.array([1, 2], dtype=np.int32))  # 2 rows in a bucket of 4 that held 3 before
+        talk.collect(step)
+    assert (state.position[6], state.carry[6], state.position[3]) == (0, 0, left_at)
+    assert state.position[[0, 4, 5]].tolist() == [-1] * 3
+    allowed = {0, *state.block_table[[1, 2]].flatten().tolist()}
+    for layer, before in zip(state.cache, cache, strict=True):
+        changed = (layer.nan_to_num(7.0) != before.nan_to_num(7.0)).flatten(1).any(1)
+        assert changed.any()
+        assert set(changed.nonzero().flatten().tolist()) <= allowed
 
 
 def test_the_planner_runs_again_only_when_a_page_count_changes() -> None:

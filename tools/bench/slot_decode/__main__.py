@@ -103,7 +103,8 @@ def main() -> None:
             record("plan", probes.plan_cost(bench, rows, 640))
         record("plan", probes.plan_cost(bench, 256, 3872))
         for rows in (1, 32, 64, 256):
-            record("host_alone", probes.host_alone(bench, rows))
+            for pinned in (False, True):
+                record("host_alone", probes.host_alone(bench, rows, pinned=pinned))
         for attention in bench.decoders:
             for middle, count in ((768, steps), (4000, min(steps, 96))):
                 for rows in (1, 32, 64, 256):

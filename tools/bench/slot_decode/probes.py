@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -160,7 +161,7 @@ def bookkeeping(bench: Bench, rows: int, context: int, repeats: int = 300) -> di
     return result | {f"{way}_us": spread(times[20:]) for way, times in ways.items()}
 
 
-def host_alone(bench: Bench, rows: int, repeats: int = 240) -> dict[str, Any]:
+def host_alone(bench: Bench, rows: int, *, pinned: bool, repeats: int = 240) -> dict[str, Any]:
     """launch() with the model taken out of the graph: context, and the wait before it, varied one by one.
 
     Contexts alternate from step to step, so that the machine's mood cannot tell them apart; a wait polls
@@ -177,7 +178,10 @@ def host_alone(bench: Bench, rows: int, repeats: int = 240) -> dict[str, Any]:
             decoder.mailbox.tensors["tokens"], decoder.mailbox.word,
         )  # fmt: skip
     captured, decoder.replays[rows] = decoder.replays[rows], graph.replay
-    result: dict[str, Any] = {"rows": rows}
+    result: dict[str, Any] = {"rows": rows, "pinned": pinned}
+    cores = os.sched_getaffinity(0)
+    if pinned:
+        os.sched_setaffinity(0, {max(cores)})
     for wait_us in (0, 1400, 7000, 25000):
         times: dict[int, list[int]] = {768: [], 4000: []}
         for i in range(repeats if wait_us < 25000 else 80):
@@ -194,6 +198,7 @@ def host_alone(bench: Bench, rows: int, repeats: int = 240) -> dict[str, Any]:
         for context, column in times.items():
             result[f"wait_{wait_us}_us/context_{context}_us"] = spread(column[8:])
     torch.cuda.synchronize()
+    os.sched_setaffinity(0, cores)
     decoder.replays[rows] = captured
     return result
 
