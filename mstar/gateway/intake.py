@@ -19,7 +19,14 @@ from mstar.model.spec import GenerationDefaults
 from mstar.validation.body import decode_body
 from mstar.validation.errors import RequestInvalid
 from mstar.validation.fields import CHAT
-from mstar.validation.request import ChatRequest, CompletionRequest, Limits, parse_chat, parse_completion
+from mstar.validation.request import (
+    ChatRequest,
+    CompletionRequest,
+    Limits,
+    check_tokens,
+    parse_chat,
+    parse_completion,
+)
 
 __all__ = ["Encoder", "Intake", "Recipe"]
 
@@ -131,10 +138,7 @@ class Intake:
             if not isinstance(prompt, str):
                 raise RequestInvalid("`prompt` must be a string.", "prompt", "invalid_type")
             text = prompt
-        model = given.get("model")
-        if model is not None and not isinstance(model, str):
-            raise RequestInvalid("`model` must be a string.", "model", "invalid_type")
-        self.model(model, required=False)
+        self._check_model(given)
         add = special if special is not None else request is None
         return self.tokenizer.encode(text, add_special_tokens=add)
 
@@ -143,12 +147,12 @@ class Intake:
         given = dict(decode_body(body) if isinstance(body, bytes) else body)
         tokens = given.pop("tokens", None)
         self._refuse_others(given, {"model"})
-        self.model(given.get("model"), required=False)
+        self._check_model(given)
         if not isinstance(tokens, list | np.ndarray):
             raise RequestInvalid("`tokens` must be a list of token ids.", "tokens", "invalid_type")
         if not len(tokens):
             return ""
-        ids = parse_completion({"prompt": tokens}, self.limits).prompts[0].tolist()
+        ids = check_tokens(tokens, "tokens", self.limits).tolist()
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
     def model(self, name: str | None, *, required: bool) -> str:
@@ -165,6 +169,12 @@ class Intake:
                 404,
             )
         return name
+
+    def _check_model(self, given: Mapping[str, Any]) -> None:
+        model = given.get("model")
+        if model is not None and not isinstance(model, str):
+            raise RequestInvalid("`model` must be a string.", "model", "invalid_type")
+        self.model(model, required=False)
 
     def _refuse_others(self, given: Mapping[str, Any], known: set[str]) -> None:
         for name, value in given.items():

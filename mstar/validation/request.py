@@ -14,7 +14,7 @@ from mstar.validation.errors import RequestInvalid
 from mstar.validation.fields import CHAT, COMPLETION, Field, table
 from mstar.validation.kinds import describe, token_array
 
-__all__ = ["ChatRequest", "CompletionRequest", "Limits", "parse_chat", "parse_completion"]
+__all__ = ["ChatRequest", "CompletionRequest", "Limits", "check_tokens", "parse_chat", "parse_completion"]
 
 MAX_SEQUENCES = 1024
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default of the older endpoint
@@ -185,7 +185,7 @@ def _prompts(value: Any, limits: Limits) -> list[Prompt]:
     if isinstance(value, str):
         return [value]
     if isinstance(value, np.ndarray):
-        return [_tokens(value, "prompt", limits)]
+        return [check_tokens(value, "prompt", limits)]
     if not isinstance(value, list):
         raise RequestInvalid(
             "`prompt` must be a string, a list of strings, a list of token ids or a list of lists of "
@@ -196,7 +196,7 @@ def _prompts(value: Any, limits: Limits) -> list[Prompt]:
     if not value:
         raise RequestInvalid("`prompt` must not be empty.", "prompt", "empty_array")
     if not isinstance(value[0], str | list | np.ndarray):
-        return [_tokens(value, "prompt", limits)]
+        return [check_tokens(value, "prompt", limits)]
     if len(value) > MAX_SEQUENCES:
         raise RequestInvalid(
             f"`prompt` holds {len(value)} prompts; at most {MAX_SEQUENCES} are allowed.",
@@ -210,7 +210,7 @@ def _prompts(value: Any, limits: Limits) -> list[Prompt]:
         if text and isinstance(one, str):
             prompts.append(one)
         elif not text and isinstance(one, list | np.ndarray):
-            prompts.append(_tokens(one, path, limits))
+            prompts.append(check_tokens(one, path, limits))
         else:
             kind = "a string" if text else "a list of token ids"
             raise RequestInvalid(
@@ -219,7 +219,8 @@ def _prompts(value: Any, limits: Limits) -> list[Prompt]:
     return prompts
 
 
-def _tokens(value: list[Any] | NDArray[np.int64], path: str, limits: Limits) -> NDArray[np.int64]:
+def check_tokens(value: list[Any] | NDArray[np.int64], path: str, limits: Limits) -> NDArray[np.int64]:
+    """Token ids of the vocabulary as int64 [n], one at least. Raises RequestInvalid with the index."""
     if not len(value):
         raise RequestInvalid(f"`{path}` must hold at least one token.", path, "empty_array")
     tokens = token_array(value, path)

@@ -49,6 +49,19 @@ class FakeBell:
         return True
 
 
+class FakeSleeper(NamedTuple):
+    """Of a context's statistics, what metrics show."""
+
+    lost: int
+    safety_polls: int
+
+
+class FakeStatistics(NamedTuple):
+    """A context's statistics."""
+
+    sleeper: FakeSleeper
+
+
 class FakeContext:
     """What GatewayActor uses of a Context, with one rank behind it."""
 
@@ -131,7 +144,7 @@ class FakeContext:
         self._stop.set()
 
     def statistics(self) -> Any:
-        return SimpleNamespace(sleeper=SimpleNamespace(lost=0, safety_polls=0))
+        return FakeStatistics(FakeSleeper(0, 0))
 
     def close(self) -> None:
         self._drain = None
@@ -159,7 +172,7 @@ class FakeRank:
         self.prompts: dict[int, NDArray[np.int32]] = {}
         self.admitted: list[Admit] = []
         self.aborted: list[int] = []
-        self.stalled = False
+        self.deaf = False
         self.credit: int | None = None
         self.steps = 0
 
@@ -182,7 +195,7 @@ class FakeRank:
     def take(self) -> None:
         """Read what the gateway asked for."""
         reader = self.ctx.rank_inbox
-        while (record := reader.peek()) is not None:
+        while not self.deaf and (record := reader.peek()) is not None:
             message = control_decoder.decode(record)
             reader.release()
             if isinstance(message, Abort):
@@ -199,7 +212,7 @@ class FakeRank:
 
     def step(self) -> bool:
         """Give every row one token; False where there is nothing to do."""
-        if self.stalled or not self.rows:
+        if not self.rows:
             return False
         ids, indices, tokens, finishes = [], [], [], []
         scored = any(row.admit.sampling.logprobs >= 0 for row in self.rows.values())

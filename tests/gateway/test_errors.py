@@ -105,7 +105,7 @@ async def test_an_api_key_is_needed_where_keys_are_set(tiny_model_dir: Path, tmp
                 assert response.headers["www-authenticate"].startswith("Bearer")
                 assert checked(response)["code"] == "invalid_api_key"
         for key in keys:
-            bearer = {"Authorization": f"Bearer {key}".encode()}
+            bearer = [(b"Authorization", f"Bearer {key}".encode())]
             assert (await client.get("/v1/models", headers=bearer)).status_code == 200
         for path in ("/health", "/ready", "/metrics"):
             assert (await client.get(path)).status_code == 200

@@ -1,0 +1,116 @@
+"""More than can be served: 429 with Retry-After at once, whatever ran full, and aborts that always arrive."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mstar.gateway.tuning import Tuning
+from tests.gateway.harness import MODEL, Gateway, serving
+from tests.helpers.waiting import wait_until_async
+
+BODY: dict[str, Any] = {"model": MODEL, "prompt": "hello", "max_tokens": 3}
+
+
+@pytest.mark.behaviour("F-22")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_of_a_burst_of_ten_times_the_limit_the_limit_is_served_and_the_rest_told_to_come_again(
+    tiny_model_dir: Path, tmp_path: Path, stream: bool
+) -> None:
+    async with (
+        serving(tiny_model_dir, tmp_path, max_concurrent_requests=4) as gateway,
+        gateway.http() as client,
+    ):
+        gateway.rank.credit = 0
+        asked = [
+            asyncio.create_task(client.post("/v1/completions", json={**BODY, "stream": stream}))
+            for _ in range(40)
+        ]
+        refused = 0
+        for done in asyncio.as_completed(asked):
+            response = await done
+            if response.status_code == 429:
+                refused += 1
+                assert int(response.headers["retry-after"]) >= 1
+                assert response.json()["error"]["code"] == "overloaded"
+                assert "at most 4" in response.json()["error"]["message"]
+            if refused == 36:
+                gateway.rank.grant(None)
+        statuses = sorted(response.result().status_code for response in asked)
+        assert statuses == [200] * 4 + [429] * 36
+        assert gateway.service.conductor.live == 0
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+
+
+@pytest.mark.behaviour("F-22")
+async def test_a_full_tokenizing_queue_is_a_429(
+    tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    tuning = Tuning(inline_bytes=0)
+    async with serving(tiny_model_dir, tmp_path, tuning=tuning, max_concurrent_requests=3) as gateway:
+        go_on = threading.Event()
+        tokenize = gateway.service.intake.tokenize
+
+        def slow(*args: Any, **kwargs: Any) -> Any:
+            go_on.wait(10)
+            return tokenize(*args, **kwargs)
+
+        monkeypatch.setattr(gateway.service.intake, "tokenize", slow)
+        async with gateway.http() as client:
+            waiting = [asyncio.create_task(client.post("/tokenize", json={"prompt": "x"})) for _ in range(3)]
+            await wait_until_async(lambda: gateway.service.pool.statistics().pending == 3)
+            beyond = await client.post("/tokenize", json={"prompt": "x"})
+            go_on.set()
+            answers = [await one for one in waiting]
+    assert beyond.status_code == 429
+    assert "retry-after" in beyond.headers
+    assert [answer.status_code for answer in answers] == [200] * 3
+
+
+async def full(gateway: Gateway) -> None:
+    """Nothing was admitted of what was refused, and the gateway serves on."""
+    gateway.rank.take()
+    assert gateway.rank.rows == {}
+    assert gateway.service.book.live == gateway.service.conductor.live == 0
+    async with gateway.http() as client:
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+
+
+@pytest.mark.behaviour("F-22")
+async def test_a_full_slab_is_a_429_and_leaves_no_lease(tiny_model_dir: Path, tmp_path: Path) -> None:
+    context = {"prompt_blocks": ((4096, 4),)}
+    async with serving(tiny_model_dir, tmp_path, context=context) as gateway, gateway.http() as client:
+        response = await client.post("/v1/completions", json={**BODY, "n": 5})
+        assert response.status_code == 429
+        await wait_until_async(lambda: len(gateway.rank.aborted) == 4)
+        await full(gateway)
+        assert gateway.ctx.slabs["prompts/0"].leased == 0
+
+
+@pytest.mark.behaviour("F-18", "F-22")
+async def test_a_full_ring_is_a_429_and_an_abort_still_arrives(tiny_model_dir: Path, tmp_path: Path) -> None:
+    context = {"admit_bytes": 4096}
+    async with serving(tiny_model_dir, tmp_path, context=context) as gateway, gateway.http() as client:
+        gateway.rank.deaf = True
+        live = asyncio.create_task(client.post("/v1/completions", json=BODY))
+        await wait_until_async(lambda: gateway.service.book.live == 1)
+        response = await client.post("/v1/completions", json={**BODY, "n": 64})
+        assert response.status_code == 429
+        waiting = gateway.service.admissions[0].statistics().waiting_aborts
+        live.cancel()
+        await wait_until_async(lambda: gateway.service.book.live == 0)
+        gateway.rank.deaf = False
+        gateway.rank.grant(None)
+        await wait_until_async(lambda: gateway.service.admissions[0].statistics().waiting_aborts == 0)
+        admitted = {admit.request for admit in gateway.rank.admitted}
+        await wait_until_async(
+            lambda: set(gateway.rank.aborted) == admitted, what="all that was sent to be dropped"
+        )
+        assert waiting > 0
+        await full(gateway)
+        assert gateway.ctx.slabs["prompts/0"].leased == 0
