@@ -39,7 +39,8 @@ class SlotTable:
 
     ``owner`` is the request or FREE; ``length`` the prepared length of its input in tokens,
     ``accepted`` of them generated earlier; ``progress`` how far the chunk Loop has come;
-    ``generated`` how far the decode Loop has come and ``cap`` its end. ``tables[p]`` is int32
+    ``generated`` how far the decode Loop
+    has come, FREE until the input has run, and ``cap`` its end. ``tables[p]`` is int32
     [slots, pages of a row] of pool ``p``, ``held[p]`` int32 [slots] how many of them are granted.
     """
 
@@ -78,7 +79,6 @@ class SlotTable:
             self._check_bind(plan.seq, bind)
             self._bind(bind)
         if plan.grant_slot.size:
-            self._check_grants(plan)
             self._grant(plan)
         return dropped
 
@@ -92,28 +92,6 @@ class SlotTable:
             values = f"length {bind.length}, accepted {bind.accepted}, cap {bind.cap}"
             raise PlanMismatch(seq, -1, f"bind of slot {slot}", values, "accepted below both others")
 
-    def _check_grants(self, plan: StepPlan) -> None:
-        slots, pools, pages = plan.grant_slot, plan.grant_pool, plan.grant_page
-        for name, column, count in (
-            ("slot", slots, self.count),
-            ("pool", pools, len(self.tables)),
-            ("page", pages, 1 << 31),
-        ):
-            outside = _outside(column, count)
-            if np.count_nonzero(outside):
-                raise PlanMismatch(
-                    plan.seq, -1, f"grant {name}", int(column[outside][0]), f"0 to {count - 1}"
-                )
-        for pool, (table, held) in enumerate(zip(self.tables, self.held, strict=True)):
-            mine = slots if len(self.tables) == 1 else slots[pools == pool]
-            after = np.bincount(mine, minlength=self.count)
-            after += held
-            if np.count_nonzero(after > table.shape[1]):
-                worst = int(after.argmax())
-                raise PlanMismatch(
-                    plan.seq, -1, f"pages of slot {worst}", int(after[worst]), f"at most {table.shape[1]}"
-                )
-
     # ---- rows --------------------------------------------------------------------------------
 
     def advance(self, plan: StepPlan) -> None:
@@ -121,103 +99,116 @@ class SlotTable:
 
         Raises PlanMismatch before any row is touched.
         """
-        slots = plan.slot
-        n = slots.size
-        for name in ("chunk_ends", "chunk_totals", "chunk_strides"):
-            size = getattr(plan, name).size
-            if size != plan.chunk_starts.size:
-                raise PlanMismatch(plan.seq, -1, name, f"{size} rows", f"{plan.chunk_starts.size} rows")
-        if not n:
-            return
+        n, starts = plan.slot.size, plan.chunk_starts
+        for name, column in (
+            ("chunk_ends", plan.chunk_ends),
+            ("chunk_totals", plan.chunk_totals),
+            ("chunk_strides", plan.chunk_strides),
+        ):
+            if column.size != starts.size:
+                raise PlanMismatch(plan.seq, -1, name, f"{column.size} rows", f"{starts.size} rows")
         chunked = 0
-        if plan.chunk_starts.size:
-            if plan.chunk_starts.size != n:
-                raise PlanMismatch(
-                    plan.seq, -1, "chunk_starts", f"{plan.chunk_starts.size} rows", f"{n} rows"
-                )
-            chunk = plan.chunk_starts >= 0
+        if starts.size:
+            if starts.size != n:
+                raise PlanMismatch(plan.seq, -1, "chunk_starts", f"{starts.size} rows", f"{n} rows")
+            chunk = starts >= 0
             chunked = int(np.count_nonzero(chunk))
             if np.count_nonzero(chunk[n - chunked :]) != chunked:
                 raise PlanMismatch(plan.seq, int(chunk.argmax()), "row", "chunked", "chunked rows come last")
         plain = n - chunked
-        if not self._fits(plan, plain):
-            self._find_fault(plan, plain)
-        if chunked:
-            self._advance_chunks(plan, plain)
-        if np.count_nonzero(plan.source[:plain]) != plain:
-            whole = slots[:plain][plan.source[:plain] == INPUT]
-            self.progress[whole] = self.length[whole]
-        self.generated[slots] += plan.samples
+        moved = self._check_chunks(plan, plain) if chunked else ()
+        if plain:
+            self._advance_plain(plan, plain)
+        for slot, stride, final in moved:
+            self.progress[slot] += stride
+            if final:
+                self.generated[slot] = self.accepted[slot] + 1
 
-    def _fits(self, plan: StepPlan, plain: int) -> bool:
-        """Every check of the first ``plain`` rows in few passes; on False ``_find_fault`` names one."""
-        slots = plan.slot
-        if np.count_nonzero(_outside(slots, self.count)):
+    def _advance_plain(self, plan: StepPlan, plain: int) -> None:
+        """Check and move the first ``plain`` rows: decodes, and whole inputs that run at once."""
+        slots, counter, samples = plan.slot[:plain], plan.counter[:plain], plan.samples[:plain]
+        if np.count_nonzero(plan.source[:plain]) == plain and self._fits(plan, slots, counter):
+            self.generated[slots] = counter + samples
+            return
+        self._find_fault(plan, plain)
+        whole = plan.source[:plain] == INPUT
+        self.progress[slots[whole]] = self.length[slots[whole]]
+        self.generated[slots] = np.where(whole, self.accepted[slots], counter) + samples
+
+    def _fits(self, plan: StepPlan, slots: NDArray[np.int32], counter: NDArray[np.int32]) -> bool:
+        """The whole check of rows that decode, in few passes. On False ``_find_fault`` names the fault
+
+        or finds none: rows out of slot order are in order too.
+        """
+        n = slots.size
+        last = int(slots[-1])
+        if slots[0] < 0 or last >= self.count or np.count_nonzero(slots[1:] <= slots[:-1]):
             return False
-        loop = slots[:plain]
-        if np.count_nonzero(loop[1:] <= loop[:-1]):
-            return False
-        if plain < slots.size and np.count_nonzero(np.bincount(slots) > 1):
-            return False
-        counter = plan.counter[:plain]
-        fits = (self.generated[loop] == counter) & (self.cap[loop] > counter)
-        if np.count_nonzero(plan.source[:plain]) != plain:
-            fits |= (plan.source[:plain] == INPUT) & (self.progress[loop] == counter)
-        return np.count_nonzero(fits) == plain and not np.count_nonzero(self.owner[slots] != plan.request)
+        at = slice(0, n) if last == n - 1 else slots  # slots without a gap need no gather
+        fits = self.generated[at] == counter
+        fits &= self.cap[at] > counter
+        fits &= self.owner[at] == plan.request[:n]
+        return bool(np.count_nonzero(fits) == n)
 
     def _find_fault(self, plan: StepPlan, plain: int) -> None:
-        """Name the first row that does not fit; rows out of slot order that do fit pass."""
+        """Raise for the first of the first ``plain`` rows that does not fit, if any."""
         seen: set[int] = set()
-        for row, (slot, request, counter, source) in enumerate(
-            zip(
-                plan.slot.tolist(),
-                plan.request.tolist(),
-                plan.counter.tolist(),
-                plan.source.tolist(),
-                strict=True,
-            )
-        ):
-            if not 0 <= slot < self.count:
-                raise PlanMismatch(plan.seq, row, "slot", slot, f"0 to {self.count - 1}")
-            if slot in seen:
-                raise PlanMismatch(plan.seq, row, "slot", slot, "named by an earlier row")
-            seen.add(slot)
-            if self.owner[slot] != request:
-                raise PlanMismatch(plan.seq, row, "request", request, int(self.owner[slot]))
-            if row >= plain:
-                continue
+        columns = (plan.slot, plan.request, plan.counter, plan.source)
+        rows = zip(*(column[:plain].tolist() for column in columns), strict=True)
+        for row, (slot, request, counter, source) in enumerate(rows):
+            self._check_slot(plan.seq, row, slot, request, seen)
             held = int(self.progress[slot] if source == INPUT else self.generated[slot])
             if counter != held:
                 raise PlanMismatch(plan.seq, row, "counter", counter, held)
             if source != INPUT and counter >= self.cap[slot]:
                 raise PlanMismatch(plan.seq, row, "counter", counter, f"below the cap {int(self.cap[slot])}")
 
-    def _advance_chunks(self, plan: StepPlan, plain: int) -> None:
-        """Check the chunked rows, which come last, then move their chunk Loops."""
-        moved = []
-        for row in range(plain, plan.slot.size):
-            slot, counter = int(plan.slot[row]), int(plan.counter[row])
-            start, end = int(plan.chunk_starts[row]), int(plan.chunk_ends[row])
-            total, stride = int(plan.chunk_totals[row]), int(plan.chunk_strides[row])
+    def _check_slot(self, seq: int, row: int, slot: int, request: int, seen: set[int]) -> None:
+        if not 0 <= slot < self.count:
+            raise PlanMismatch(seq, row, "slot", slot, f"0 to {self.count - 1}")
+        if slot in seen:
+            raise PlanMismatch(seq, row, "slot", slot, "named by an earlier row")
+        seen.add(slot)
+        if self.owner[slot] != request:
+            raise PlanMismatch(seq, row, "request", request, int(self.owner[slot]))
+
+    def _check_chunks(self, plan: StepPlan, plain: int) -> list[tuple[int, int, bool]]:
+        """Check the chunked rows, which come last; returns (slot, stride, final) of each.
+
+        A slot can't be both: it decodes only after its last chunk, and has chunks only before that.
+        """
+        moved: list[tuple[int, int, bool]] = []
+        seen: set[int] = set()
+        columns = (
+            plan.slot,
+            plan.request,
+            plan.counter,
+            plan.samples,
+            plan.chunk_starts,
+            plan.chunk_ends,
+            plan.chunk_totals,
+            plan.chunk_strides,
+        )
+        rows = zip(*(column[plain:].tolist() for column in columns), strict=True)
+        for row, (slot, request, counter, samples, start, end, total, stride) in enumerate(rows, plain):
+            self._check_slot(plan.seq, row, slot, request, seen)
             length, progress = int(self.length[slot]), int(self.progress[slot])
             first = counter == 0
-            faults: tuple[tuple[str, int, int], ...] = (
+            for field, planned, held in (
                 ("chunk_totals", total, length),
                 ("counter", counter, progress),
                 ("chunk_strides", stride, end if first else end - start),
                 ("chunk_starts", start, start if first else progress),
-                ("samples", int(plan.samples[row]), int(end == total)),
-            )
-            for field, planned, held in faults:
+                ("samples", samples, int(end == total)),
+            ):
                 if planned != held:
                     raise PlanMismatch(plan.seq, row, field, planned, held)
             if not start < end <= total:
                 raise PlanMismatch(
                     plan.seq, row, "chunk", f"[{start}, {end})", f"a range within {length} prepared tokens"
                 )
-            moved.append((slot, stride))
-        for slot, stride in moved:
-            self.progress[slot] += stride
+            moved.append((slot, stride, end == total))
+        return moved
 
     # ---- the parts of a change ---------------------------------------------------------------
 
@@ -236,35 +227,37 @@ class SlotTable:
         self.length[slot] = bind.length
         self.accepted[slot] = bind.accepted
         self.progress[slot] = 0
-        self.generated[slot] = bind.accepted
+        self.generated[slot] = FREE
         self.cap[slot] = bind.cap
 
     def _grant(self, plan: StepPlan) -> None:
-        """Append granted pages to the tables, in the record's order; a slot may be named more than once."""
-        for pool, (table, held) in enumerate(zip(self.tables, self.held, strict=True)):
-            slots, pages = plan.grant_slot, plan.grant_page
-            if len(self.tables) > 1:
-                mine = plan.grant_pool == pool
-                slots, pages = slots[mine], pages[mine]
-            if not slots.size:
-                continue
-            runs = (slots[1:] != slots[:-1]).nonzero()[0] + 1
-            if runs.size + 1 == slots.size and not np.count_nonzero(slots[1:] <= slots[:-1]):
-                at = held[slots]
-                table[slots, at] = pages
-                held[slots] = at + 1
-                continue
-            for start, end in zip([0, *runs.tolist()], [*runs.tolist(), slots.size], strict=True):
-                slot = slots[start]
-                at = held[slot]
-                table[slot, at : at + end - start] = pages[start:end]
-                held[slot] += end - start
+        """Append granted pages to the tables, in the record's order; a slot may be named more than once.
+
+        Grants are few or come in runs of one slot, so a loop over runs beats passes over columns.
+        """
+        slots, pools = plan.grant_slot.tolist(), plan.grant_pool.tolist()
+        pages = plan.grant_page
+        start, count = 0, len(slots)
+        if min(pages.tolist()) < 0:
+            raise PlanMismatch(plan.seq, -1, "grant page", int(pages.min()), "0 or more")
+        while start < count:
+            slot, pool = slots[start], pools[start]
+            end = start + 1
+            while end < count and slots[end] == slot and pools[end] == pool:
+                end += 1
+            if not 0 <= slot < self.count:
+                raise PlanMismatch(plan.seq, -1, "grant slot", slot, f"0 to {self.count - 1}")
+            if not 0 <= pool < len(self.tables):
+                raise PlanMismatch(plan.seq, -1, "grant pool", pool, f"0 to {len(self.tables) - 1}")
+            row, held = self.tables[pool][slot], self.held[pool]
+            at = int(held[slot])
+            after = at + end - start
+            if after > row.size:
+                raise PlanMismatch(plan.seq, -1, f"pages of slot {slot}", after, f"at most {row.size}")
+            row[at:after] = pages[start:end]
+            held[slot] = after
+            start = end
 
     def statistics(self) -> SlotTableStatistics:
         """Counts at this moment."""
         return SlotTableStatistics(len(self.slot_of), self.seq, tuple(int(held.sum()) for held in self.held))
-
-
-def _outside(column: NDArray[np.int32], count: int) -> NDArray[np.bool_]:
-    """Which values are not in [0, count): a negative one is a huge one when read as unsigned."""
-    return column.view(np.uint32) >= count

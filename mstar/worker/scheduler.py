@@ -315,7 +315,9 @@ class MicroScheduler:
         """Give every riding row that reached its last page the next one; who gets none sits this step out."""
         slots = self.slots
         high = slots.high
-        short = (slots.ride[:high] & (slots.position[:high] >= slots.page_end[:high])).nonzero()[0]
+        short = (
+            slots.ride[:high] & (slots.position[:high] >= slots.pages[:high] * slots.page_size)
+        ).nonzero()[0]
         if not short.size:
             self._stalled = False
             return
@@ -368,7 +370,6 @@ class MicroScheduler:
         held = slots.pages[index]
         slots.table[index, held] = pages
         slots.pages[index] = held + 1
-        slots.page_end[index] += slots.page_size
         at = draft.n_grants
         grants = draft.grants[:, at : at + count]
         grants[0], grants[1], grants[2] = index, 0, pages
@@ -385,7 +386,9 @@ class MicroScheduler:
         high = slots.high
         ride = slots.ride[:high]
         position = slots.position[:high]
-        mask = ride & (position < slots.page_end[:high]) if self._stalled else ride.copy()
+        mask = ride.copy()
+        if self._stalled:
+            mask &= position < slots.pages[:high] * slots.page_size
         rows = mask.nonzero()[0]
         n = rows.size
         if n:
@@ -460,7 +463,6 @@ class MicroScheduler:
         pages = self.ledger.take(need)
         slots.table[slot, held : held + need] = pages
         slots.pages[slot] = held + need
-        slots.page_end[slot] = (held + need) * slots.page_size
         at = draft.n_grants
         grants = draft.grants[:, at : at + need]
         grants[0], grants[1], grants[2] = slot, 0, pages
@@ -517,7 +519,7 @@ class MicroScheduler:
         slots.base[slot] = message.prompt_tokens
         slots.planned[slot] = slots.landed[slot] = entry.accepted
         slots.cap[slot] = message.max_tokens
-        slots.position[slot] = slots.page_end[slot] = slots.pages[slot] = 0
+        slots.position[slot] = slots.pages[slot] = 0
         slots.horizon[slot] = horizon
         slots.order[slot] = entry.order
         slots.set_stop_ids(slot, message.stop_ids)

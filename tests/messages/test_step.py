@@ -167,7 +167,7 @@ def test_the_plan_that_fits_passes() -> None:
     [
         (SLOT, 0, 3, "request"),
         (SLOT, 0, 99, "slot"),
-        (SLOT, 1, 0, "slot"),
+        (SLOT, 1, 0, "request"),
         (COUNTER, 0, 1, "counter"),
         (COUNTER, 1, 0, "counter"),
         (START, 1, 9, "chunk_strides"),
@@ -197,6 +197,9 @@ def test_a_row_that_contradicts_this_rank_names_step_row_and_both_values(
         (Step(rows=(Decode(0, 9, 2),)), "request"),
         (Step(drops=(9,)), "drop"),
         (Step(drops=(1, 1)), "drop"),
+        (Step(rows=(Decode(0, 1, 2), Decode(0, 1, 2))), "named by an earlier row"),
+        (Step(rows=(Chunk(1, 2, 8, 16, 20), Chunk(1, 2, 8, 16, 20))), "named by an earlier row"),
+        (Step(rows=(Decode(1, 2, 0),)), "counter"),
         (Step(rows=(Chunk(1, 2, 8, 16, 20), Decode(0, 1, 2))), "chunked rows come last"),
         (Step(binds=(bind(9, 0, 8),)), "bind of slot 0"),
         (Step(binds=(bind(9, 5, 8), bind(8, 5, 8))), "bind of slot 5"),
