@@ -27,6 +27,8 @@ __all__ = ["CacheTooSmall", "Engine", "build_engine"]
 
 CPU_BATCH_TOKENS = 512
 MIN_CHUNK_TOKENS = 64
+WARM_ROWS, WARM_TOKENS = 8, 64
+"""On a CPU no shape is captured: small steps touch every kernel and table that large ones use."""
 
 
 class CacheTooSmall(Exception):
@@ -84,7 +86,7 @@ def build_engine(
     runner = LanguageModelRunner(model, kv, sampler, table, page_size=page_size, max_seq_len=max_seq_len)
     executor = Executor(table, runner, CpuDevice(slots, limits.depth, runner.forward), inputs)
     stage("warming up", 0, 0)
-    runner.warm_up(slots, batch_tokens)
+    runner.warm_up(min(slots, WARM_ROWS), min(batch_tokens, WARM_TOKENS))
     return Engine(limits, executor, runner)
 
 

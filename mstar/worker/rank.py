@@ -54,6 +54,7 @@ class RankActor(Actor):
         self._unsent: deque[list[bytes]] = deque()
         self._gateway_lives = True
         self._malformed = 0
+        self._busy_ns = 0
         self._reported_at = 0
         self._reported: RankReport | None = None
 
@@ -66,11 +67,12 @@ class RankActor(Actor):
     async def run(self) -> None:
         ctx, scheduler = self.ctx, self.scheduler
         while not ctx.stopping:
+            started = time.perf_counter_ns()
             self._admissions.drain()
             plan = None if self._unsent else scheduler.plan()
             if plan is not None:
-                self.engine.executor.launch(plan)
                 self._steps.commit(plan.seq)
+                self.engine.executor.launch(plan)
                 ctx.line.step = plan.seq
             landed = self._collect(flush=plan is None)
             if landed is not None:
@@ -78,6 +80,7 @@ class RankActor(Actor):
             self._flush()
             self._report(idle=plan is None and landed is None)
             if plan is not None or landed is not None:
+                self._busy_ns += time.perf_counter_ns() - started
                 await asyncio.sleep(0)
             elif self._unsent:
                 await asyncio.sleep(_FULL_RING_PAUSE)
@@ -90,6 +93,8 @@ class RankActor(Actor):
         if isinstance(message, Abort):
             self.scheduler.abort(message.request)
             return
+        if not self._gateway_lives:
+            return  # found in the ring of a gateway that died: nobody is left to answer
         prompts = self.ctx.slabs[self._prompts_slab]
         if not isinstance(prompts, SlabUser):
             raise TypeError(f"the prompts of {self.ctx.name} belong to a gateway")
@@ -176,7 +181,7 @@ class RankActor(Actor):
             prompt_tokens=counts.prompt_tokens,
             stale_results=counts.stale_results,
             step_seconds=runner.device_ns / 1e9,
-            host_seconds=0.0,
+            host_seconds=(self._busy_ns - runner.device_ns) / 1e9,
         )
 
     def on_peer(self, event: PeerEvent) -> None:
