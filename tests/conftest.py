@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Threads of the maths libraries multiply by processes on a small machine; read before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -19,6 +20,15 @@ from tests.helpers.tiny_model import write_tiny_model
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 leaks.mark()
+# How long an example takes tells of the machine, not of the code; what fails is printed, to be replayed.
+settings.register_profile(
+    "suite",
+    deadline=None,
+    print_blob=True,
+    derandomize="CI" in os.environ,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("suite")
 _named = pytest.StashKey[set[str]]()
 
 
