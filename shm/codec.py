@@ -29,6 +29,7 @@ _PADS = tuple(bytes(n) for n in range(8))
 class _Group(NamedTuple):
     dtype: np.dtype[Any]
     names: tuple[str, ...]
+    columns: int
     itemsize: int
 
 
@@ -48,7 +49,9 @@ class Table:
                     "allowed are native numbers of 1 to 8 bytes"
                 )
             groups.setdefault(dtype, []).append(column)
-        self._groups = tuple(_Group(dtype, tuple(names), dtype.itemsize) for dtype, names in groups.items())
+        self._groups = tuple(
+            _Group(dtype, tuple(names), len(names), dtype.itemsize) for dtype, names in groups.items()
+        )
         self._order = tuple(
             (column, dtype) for group in self._groups for dtype in (group.dtype,) for column in group.names
         )
@@ -100,25 +103,26 @@ class Table:
                 f"the frame's schema hash is {found:#x}, table {self.name!r} has {self._hash:#x}: "
                 "both sides need one schema"
             )
-        if rows > nbytes or self._size(rows) != nbytes:
-            raise ColumnMismatch(
-                f"a frame of {nbytes} bytes claims {rows} rows of table {self.name!r}"
-                + (f", which take {self._size(rows)}" if rows <= nbytes else "")
-            )
         columns: dict[str, NDArray[Any]] = {}
         at = 16
-        for dtype, names, itemsize in self._groups:
+        for dtype, names, count, itemsize in self._groups:
             stride = (rows * itemsize + 7) & -8
-            block = np.ndarray((len(names), rows), dtype, view, at, (stride, itemsize))
-            columns.update(zip(names, block, strict=False))  # strict costs 1 us: an array ends by IndexError
-            at += stride * len(names)
+            end = at + stride * count
+            if end > nbytes:
+                raise self._wrong_length(nbytes, rows)
+            block = np.ndarray((count, rows), dtype, view, at, (stride, itemsize))
+            # strict would cost 1 us: an array ends by IndexError
+            columns.update(zip(names, block, strict=False))
+            at = end
+        if at != nbytes:
+            raise self._wrong_length(nbytes, rows)
         return columns
 
-    def _size(self, rows: int) -> int:
-        size = 16
-        for _, names, itemsize in self._groups:
-            size += len(names) * ((rows * itemsize + 7) & -8)
-        return size
+    def _wrong_length(self, nbytes: int, rows: int) -> ColumnMismatch:
+        size = 16 + sum(count * ((rows * itemsize + 7) & -8) for _, _, count, itemsize in self._groups)
+        return ColumnMismatch(
+            f"a frame of {nbytes} bytes claims {rows} rows of table {self.name!r}, which take {size}"
+        )
 
     def _wrong_columns(self, columns: Mapping[str, NDArray[Any]]) -> ColumnMismatch:
         return ColumnMismatch(

@@ -135,11 +135,26 @@ class RingWriter:
         the capacity, and Poisoned.
         """
         n = len(payload)
-        place = self._place(n, control)
-        if place < 0:
-            return False
+        size = (n + 71) & -64
+        head = self._head
+        place = head & self._mask
+        if (
+            head + size - self._tail > (self._capacity if control else self._limit)
+            or place + size > self._capacity
+            or n > self._largest
+            or self._header[AT_POISON]
+        ):
+            place = self._place(n, control)
+            if place < 0:
+                return False
+            head = self._head
         self._data[place + 8 : place + 8 + n] = payload
-        self._publish(place, n)
+        words = self._words
+        words[(_DATA + place) >> 3] = n | (head >> 6 & _LOW) << 32
+        self._head = words[_HEAD] = head + size
+        self._records += 1
+        if self._notify is not None:
+            self._notify()
         return True
 
     def send_parts(self, parts: Sequence[Buffer], *, control: bool = False) -> bool:

@@ -222,13 +222,13 @@ class StepWriter:
         place = (seq - 1) % self._count
         self._begun = 0
         self._step = seq
-        self._dates[place] = self._clock()
         self._commits[place][0] = seq
         self._words[_HEAD] = seq
         if self._rouse:
             fence()
             for rouse in self._rouse:
                 rouse()
+        self._dates[place] = self._clock()
 
     def _wait_none(self, seq: int) -> None:
         """Read the done words anew. No more than depth + 1 steps fly, so a full ring is a stuck reader."""

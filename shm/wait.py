@@ -19,6 +19,7 @@ __all__ = ["Bell", "Sleeper", "SleeperStatistics", "spin_budget"]
 
 _WORTH_SPINNING_NS = 5_000_000
 _LEAST_SPIN_NS = 20_000
+_POLLS_PER_LOOK = range(8)  # looking at the clock costs as much as two polls
 
 
 class SleeperStatistics(NamedTuple):
@@ -68,9 +69,10 @@ class Sleeper:
         self.spins += 1
         end = clock() + budget_ns
         while True:
-            if has_work():
-                self.hits += 1
-                return True
+            for _ in _POLLS_PER_LOOK:
+                if has_work():
+                    self.hits += 1
+                    return True
             if clock() >= end:
                 return False
 
@@ -124,7 +126,10 @@ class Bell:
     def notify(self) -> bool:
         """After publishing: fence, then ring if the consumer sleeps unrung; says whether it rang."""
         fence()
-        return self.rouse()
+        epoch = self._words[self._at]
+        if epoch & 1 and epoch != self._rung:
+            return self.rouse()
+        return False
 
     def rouse(self) -> bool:
         """`notify` for a caller that has fenced already, for several bells at once."""

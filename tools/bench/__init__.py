@@ -1,0 +1,1 @@
+"""Measurements: one file per claim, each runnable by `python -m tools.bench.NAME`."""
