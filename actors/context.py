@@ -70,7 +70,8 @@ class Context:
     line: the actor's own line of the board, whose `step` it may write. lines: everybody's, to read. inbox,
     outbox, slabs and steps hold the ends of what is shared, by name; after a `PeerReady` the names lead to
     the replacements. bells: per peer, for an actor that publishes by other means than a ring. stopping: the
-    supervisor told it to finish.
+    supervisor told it to finish; hastened: it
+    did so a second time.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Context:
         self.steps = self._links.steps
         self.bells = self._links.bells
         self.stopping = False
+        self.hastened = False
         self.failed: asyncio.Future[None] = loop.create_future()
 
         self._control = control
@@ -341,6 +343,7 @@ class Context:
         if isinstance(frame, Answer):
             self._on_answer(frame)
         elif isinstance(frame, Stop):
+            self.hastened = self.stopping
             self.stopping = True
             self.line.stage = LineStage.STOPPING
             self._stopped.set()

@@ -188,6 +188,9 @@ class Supervisor:
         """
         if self._over is not None:
             self._stop_by = min(self._stop_by, self._clock() + grace)
+            for process in list(self._living()):
+                if process.state is ActorState.STOPPING:
+                    self._tell(process, Stop())
             await self._over.wait()
             return
         self._over = asyncio.Event()
