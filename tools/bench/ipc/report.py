@@ -13,6 +13,7 @@ from tools.bench.ipc.tasks import Sample
 __all__ = ["Row", "plot", "ratios", "summarise", "table"]
 
 _CLEAN_NS = 50_000
+_UNITS = {"message": "bytes", "step": "rows"}
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -104,8 +105,9 @@ def plot(rows: list[Row], path: Path) -> bool:
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(1, 2, figsize=(12, 5))
-    for panel, what, unit in zip(panels, ("message", "step"), ("bytes", "rows"), strict=True):
+    kinds = [(what, unit) for what, unit in _UNITS.items() if any(row.what == what for row in rows)]
+    figure, panels = pyplot.subplots(1, len(kinds), figsize=(6 * len(kinds), 5), squeeze=False)
+    for panel, (what, unit) in zip(panels[0], kinds, strict=True):
         chosen = [row for row in rows if row.what == what]
         sizes = sorted({row.size for row in chosen})
         names = list(dict.fromkeys(row.transport for row in chosen))
