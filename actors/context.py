@@ -83,7 +83,7 @@ class Context:
         self.config = boot.config
         self.fds = dict(boot.fds)
         self.loop = loop
-        board = Board.attach(boot.board)
+        board = self._board = Board.attach(boot.board)
         self.lines: dict[str, Line] = {name: board.line(i) for name, i in boot.lines.items()}
         self.line = self.lines[boot.name]
         doorbells = {name: Doorbell.attach(fd) for name, fd in boot.doorbells.items()}
@@ -269,10 +269,13 @@ class Context:
             self.failed.set_exception(error)
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening, and let go of everything shared."""
         if self._pulse_handle is not None:
             self._pulse_handle.cancel()
         self.loop.remove_reader(self._bell.fd)
+        self._bell.close()
+        self._links.close()
+        self._board.close()
 
     def statistics(self) -> ContextStatistics:
         return ContextStatistics(

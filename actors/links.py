@@ -44,6 +44,13 @@ class Links:
             if old is not None:
                 old.segment.close()
 
+    def close(self) -> None:
+        """Unmap everything."""
+        for memory in self._memory.values():
+            memory.segment.close()
+        for doorbell in self._doorbells.values():
+            doorbell.close()
+
     def polls(self) -> tuple[Callable[[], bool], ...]:
         """Whether something waits to be looked at, one question per thing that is read."""
         found: list[Callable[[], bool]] = [reader.has_data for reader in self.inbox.values()]

@@ -29,35 +29,37 @@ class LifeSigns(NamedTuple):
     signal: int
 
 
+_ALIVE = LifeSigns(False, 0)
+
+
 class Watch:
-    """A kept descriptor of /proc/<pid>/stat: a look costs about 6 us, and the pid cannot be taken for a later
-    one.
+    """A look at a child costs about 6 us, by a kept descriptor of /proc/<pid>/stat; `pidfd` is readable once
+    it can be reaped. Both belong to this process alone, whoever gets its pid later. Raises OSError for a pid
+    that is nobody's.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        try:
-            self._fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        except (FileNotFoundError, ProcessLookupError):
-            self._fd = -1
+        self.pidfd = os.pidfd_open(pid)
+        self._fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
 
     def look(self) -> LifeSigns:
         """The process as it is now; one that is gone altogether counts as exiting."""
-        if self._fd < 0:
-            return LifeSigns(True, 0)
         try:
             stat = os.pread(self._fd, 4096, 0)
         except ProcessLookupError:
             return LifeSigns(True, 0)
-        fields = stat[stat.rindex(b")") + 2 :].split()
+        rest = stat[stat.rindex(b")") + 2 :]
+        fields = rest.split(None, _FLAGS + 1)  # no further: this runs forty times a second
         if fields[_STATE] not in (b"Z", b"X") and not int(fields[_FLAGS]) & PF_EXITING:
-            return LifeSigns(False, 0)
-        return LifeSigns(True, int(fields[_EXIT_CODE]) & 0x7F)
+            return _ALIVE
+        return LifeSigns(True, int(rest.split()[_EXIT_CODE]) & 0x7F)
 
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
-            self._fd = -1
+            os.close(self.pidfd)
+            self._fd = self.pidfd = -1
 
 
 def die_with_parent(parent: int) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -46,11 +47,11 @@ class ActorProcess:
         self.failure: Failed | None = None
         self.verdict = ""
         self.reports: dict[str, bytes] = {}
-        self.asking = 0
         self.mute_since: float | None = None
         self._counted: tuple[str, int, int] | None = None
         self._signal = 0
         ours, theirs = control_pair()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.control: ControlSocket[FromActor] = ControlSocket(ours, FromActor)
         try:
             self.control.send(boot)  # waits in the kernel until the child reads it
@@ -62,6 +63,23 @@ class ActorProcess:
             theirs.close()
         self.pid = self._child.pid
         self._watch = Watch(self.pid)
+
+    def listen(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_frame: Callable[[FromActor, list[int]], None],
+        on_mute: Callable[[], None],
+        on_reapable: Callable[[], None],
+    ) -> None:
+        """Have `loop` call back for control frames, at the end of the socket, and once it can be reaped."""
+
+        def reapable() -> None:
+            loop.remove_reader(self._watch.pidfd)  # it stays readable
+            on_reapable()
+
+        self._loop = loop
+        self.control.attach(loop, on_frame, on_mute)
+        loop.add_reader(self._watch.pidfd, reapable)
 
     @property
     def label(self) -> str:
@@ -108,6 +126,8 @@ class ActorProcess:
     def close(self) -> None:
         """Let go of a reaped child."""
         self.control.close()
+        if self._loop is not None:
+            self._loop.remove_reader(self._watch.pidfd)
         self._watch.close()
 
     def cause(self) -> str:

@@ -1,8 +1,9 @@
 """The supervisor: starts the actors of a wiring, watches them, and restarts a cell when one of its actors
 dies.
 
-Everything it decides happens in `_tick`, every 25 ms: who has begun to die, who is reaped, which stage stands
-still, which cell is due to start. Between ticks it only takes in what actors say. A cell goes
+Everything it decides happens in `_tick`, every 25 ms (see pace.py): who has begun to die, who is reaped,
+which stage stands still, which cell is due to start. Between ticks it only takes in what actors say. A cell
+goes
 
     starting -> ready -> dying (poisoned, killed) -> waiting (back-off) -> starting with new memory
 
@@ -18,17 +19,16 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import anyio
 
+from actors.answers import Answers
 from actors.cell import Cell, CellState
 from actors.errors import (
     ActorsError,
     CellGivenUp,
     ControlClosed,
     ControlCongested,
-    FrameTooLarge,
     NotMainThread,
     StartFailed,
 )
@@ -45,8 +45,6 @@ from actors.events import (
 )
 from actors.fabric import Fabric, FabricStatistics
 from actors.frames import (
-    Answer,
-    Ask,
     CellLost,
     CellReady,
     Failed,
@@ -57,47 +55,24 @@ from actors.frames import (
     Status,
     Stop,
 )
+from actors.pace import BUSY, Pace
 from actors.process import ActorProcess, ActorState, search_path
 from actors.restarts import RestartPolicy
-from actors.wiring import ActorSpec, Wiring
+from actors.status import SupervisorStatistics, actor_statistics
+from actors.wiring import Wiring
+from shm.board import Line
 from shm.errors import ShmError
 from shm.segment import sweep
 
-__all__ = ["ActorStatistics", "Supervisor", "SupervisorStatistics"]
+__all__ = ["Supervisor"]
 
-_TICK = 0.025  # seconds; a look at an actor costs about 6 us
 _QUICK = 0.005
 _MUTE = 1.0  # seconds from a closed control socket to the end of a process that closes
 _REAP = 10.0  # seconds for killed processes to disappear before a failing start is reported all the same
-_MAX_ASKS = 64
 _POLICY = RestartPolicy()
+_SETTLED = (CellState.READY, CellState.ENDED)
 _ENDING = (ActorState.STOPPING, ActorState.DYING)
 _MAX_KINDS = 32
-
-
-class ActorStatistics(NamedTuple):
-    """One actor. stage_age and beat_age in seconds; beat_age is None before the first heartbeat; restarts of
-    its cell.
-    """
-
-    actor: str
-    cell: str
-    pid: int
-    state: str
-    stage: str
-    stage_age: float
-    generation: int
-    restarts: int
-    beat_age: float | None
-    step: int
-
-
-class SupervisorStatistics(NamedTuple):
-    """Every actor by name, every cell's state, and the shared memory they hang on."""
-
-    actors: dict[str, ActorStatistics]
-    cells: dict[str, str]
-    fabric: FabricStatistics
 
 
 class Supervisor:
@@ -121,7 +96,7 @@ class Supervisor:
         wiring.check()
         self.wiring = wiring
         self._on_event = on_event
-        self._answer = answer
+        self._answers = Answers(answer)
         self._loop_factory = loop_factory
         self._clock = clock
         by_name = {spec.name: spec for spec in wiring.actors}
@@ -138,7 +113,7 @@ class Supervisor:
         self._stop_by = math.inf
         self._over: asyncio.Event | None = None
         self._failure: ActorsError | None = None
-        self._answering: set[asyncio.Task[None]] = set()
+        self._pausing: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
         """Create all shared memory, spawn every actor, and return when all are ready.
@@ -157,7 +132,7 @@ class Supervisor:
             for cell in self._cells.values():
                 self._spawn(cell, self._clock())
             while not all(cell.state is CellState.READY for cell in self._cells.values()):
-                await asyncio.sleep(_TICK)
+                await self._pause(BUSY)
                 if self._over is not None:
                     await self._over.wait()
                     raise StartFailed("", "the start was stopped before every actor was ready")
@@ -174,11 +149,13 @@ class Supervisor:
         """Watch and restart until `stop`. Raises CellGivenUp when a cell dies too often; the rest runs on
         then.
         """
+        pace = Pace(self._fabric.lines.values()) if self._fabric is not None else Pace(())
         while not self._stopping:
             self._tick()
             if self._failure is not None:
                 raise self._failure
-            await asyncio.sleep(_TICK)
+            settled = all(cell.state in _SETTLED for cell in self._cells.values())
+            await self._pause(pace.interval(self._clock(), settled=settled))
 
     async def stop(self, grace: float) -> None:
         """Tell the actors to finish, phase by phase (`ActorSpec.stop_phase`), and wait.
@@ -212,37 +189,17 @@ class Supervisor:
 
     def statistics(self) -> SupervisorStatistics:
         now = self._clock()
+        lines: dict[str, Line] = {}
         if self._fabric is not None:
             self._fabric_statistics = self._fabric.statistics()
+            lines = self._fabric.lines
         return SupervisorStatistics(
-            {spec.name: self._actor_statistics(spec, now) for spec in self.wiring.actors},
+            {
+                spec.name: actor_statistics(spec.name, self._cell_of[spec.name], lines.get(spec.name), now)
+                for spec in self.wiring.actors
+            },
             {cell.name: str(cell.state) for cell in self._cells.values()},
             self._fabric_statistics,
-        )
-
-    def _actor_statistics(self, spec: ActorSpec, now: float) -> ActorStatistics:
-        cell = self._cell_of[spec.name]
-        process = cell.processes.get(spec.name)
-        beat, step = 0, 0
-        if self._fabric is not None:
-            line = self._fabric.lines[spec.name]
-            beat, step = line.beat, line.step
-        age = (time.monotonic_ns() - beat) / 1e9 if beat else None
-        if process is None:
-            state, stage, since, pid = ActorState.WAITING, "", now, 0
-        else:
-            state, stage, since, pid = process.state, process.label, process.stage_since, process.pid
-        return ActorStatistics(
-            spec.name,
-            cell.name,
-            pid,
-            str(state),
-            stage,
-            now - since,
-            cell.generation,
-            cell.book.restarts,
-            age,
-            step,
         )
 
     # Deciding
@@ -265,6 +222,20 @@ class Supervisor:
                 self._check_dead(cell, now)
             elif cell.state is CellState.WAITING and self._started and not self._stopping and now >= cell.due:
                 self._restart(cell, now)
+
+    async def _pause(self, seconds: float) -> None:
+        """Until the next look, or until something happened that is worth one."""
+        loop = asyncio.get_running_loop()
+        self._pausing = loop.create_future()
+        timer = loop.call_later(seconds, self._nudge)
+        try:
+            await self._pausing
+        finally:
+            timer.cancel()
+
+    def _nudge(self) -> None:
+        if self._pausing is not None and not self._pausing.done():
+            self._pausing.set_result(None)
 
     def _living(self) -> Iterator[ActorProcess]:
         for cell in self._cells.values():
@@ -377,7 +348,9 @@ class Supervisor:
             )
             process = ActorProcess(spec, boot, inherited, now)
             cell.processes[spec.name] = process
-            process.control.attach(loop, partial(self._on_frame, process), partial(self._on_mute, process))
+            process.listen(
+                loop, partial(self._on_frame, process), partial(self._on_mute, process), self._nudge
+            )
             self._on_event(ActorSpawned(spec.name, cell.name, process.pid, cell.generation))
         for other in self._cells.values():
             if other.state is CellState.READY:
@@ -431,8 +404,7 @@ class Supervisor:
                         self._gone(process)
                 await asyncio.sleep(_QUICK)
         finally:
-            for task in self._answering:
-                task.cancel()
+            self._answers.close()
             if self._fabric is not None:
                 self._fabric_statistics = self._fabric.statistics()
                 self._fabric.close()
@@ -450,6 +422,7 @@ class Supervisor:
 
     def _on_mute(self, process: ActorProcess) -> None:
         process.mute_since = self._clock()
+        self._nudge()
 
     def _on_frame(self, process: ActorProcess, frame: FromActor, descriptors: list[int]) -> None:
         if isinstance(frame, Stage):
@@ -463,13 +436,8 @@ class Supervisor:
         elif isinstance(frame, Status):
             if frame.kind in process.reports or len(process.reports) < _MAX_KINDS:
                 process.reports[frame.kind] = frame.payload
-        elif process.asking >= _MAX_ASKS:
-            self._tell(process, Answer(frame.id, b"", f"more than {_MAX_ASKS} questions are open"))
         else:
-            process.asking += 1
-            task = asyncio.get_running_loop().create_task(self._reply(process, frame))
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
+            self._answers.put(process.spec.name, frame, partial(self._tell, process))
 
     def _on_stage(self, process: ActorProcess, frame: Stage) -> None:
         now = self._clock()
@@ -496,17 +464,4 @@ class Supervisor:
             cell.book.ready(now)
             self._on_event(CellStarted(cell.name, cell.generation, now - cell.spawned))
             self._announce(cell, self._living())
-
-    async def _reply(self, process: ActorProcess, question: Ask) -> None:
-        try:
-            answer = Answer(
-                question.id, await self._answer(process.spec.name, question.kind, question.payload), ""
-            )
-        except Exception as error:  # noqa: BLE001 - the asker learns of it; the supervisor goes on
-            answer = Answer(question.id, b"", f"{type(error).__name__}: {error}")
-        finally:
-            process.asking -= 1
-        try:
-            self._tell(process, answer)
-        except FrameTooLarge as error:
-            self._tell(process, Answer(question.id, b"", str(error)))
+            self._nudge()

@@ -20,10 +20,10 @@ def toy(name: str, kind: str, *, cell: str | None = None, config: bytes = b"", *
     return ActorSpec(name, cell or f"{name}s", f"tests.actors.toys:{kind}", config, **more)  # type: ignore[arg-type]
 
 
-def pair(caller: str = "Caller", echo: str = "Echo", **more: object) -> Wiring:
+def pair(caller: str = "Caller", echo: str = "Echo", *, config: bytes = b"", **more: object) -> Wiring:
     """A caller and an echo in two cells, joined by two rings."""
     return Wiring(
-        actors=(toy("caller", caller), toy("echo", echo)),
+        actors=(toy("caller", caller, config=config), toy("echo", echo)),
         channels=(
             ChannelSpec("there", "caller", "echo", 65536, 16384),
             ChannelSpec("back", "echo", "caller", 65536, 16384),
