@@ -49,6 +49,6 @@ def resolved(options: argparse.Namespace) -> Resolved:
     elif target is not None:
         flags.setdefault("model", target)
     found = resolve(Path(file) if file else None, os.environ, flags)
-    for name in found.ignored:
-        print(f"mstar: the environment variable {name} is no setting and has no effect", file=sys.stderr)
+    for name, close in found.mistyped:
+        print(f"mstar: the variable {name} has no effect; did you mean {close}?", file=sys.stderr)
     return found

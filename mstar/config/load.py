@@ -24,11 +24,14 @@ class ConfigError(Exception):
 
 
 class Resolved(NamedTuple):
-    """A deployment, the source of each value by dotted path, and MSTAR_ variables that nobody reads."""
+    """A deployment, the source of each value by dotted path, and likely typing errors among variables.
+
+    ``mistyped`` holds pairs of an MSTAR_ variable that nobody reads and the one it resembles.
+    """
 
     deployment: Deployment
     sources: dict[str, str]
-    ignored: tuple[str, ...] = ()
+    mistyped: tuple[tuple[str, str], ...] = ()
 
 
 def resolve(
@@ -66,7 +69,7 @@ def resolve(
         take(path, raw, source, text=isinstance(raw, str))
     deployment = _assemble(values)
     _check_together(deployment, sources)
-    return Resolved(deployment, sources, _ignored(env))
+    return Resolved(deployment, sources, _mistyped(env))
 
 
 def _read(file: Path) -> Any:
@@ -172,6 +175,8 @@ def _check_together(deployment: Deployment, sources: Mapping[str, str]) -> None:
         )
 
 
-def _ignored(env: Mapping[str, str]) -> tuple[str, ...]:
-    known = {entry.variable for entry in OPTIONS} | {name for name, _ in OTHER_VARIABLES}
-    return tuple(sorted(name for name in env if name.startswith("MSTAR_") and name not in known))
+def _mistyped(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    known = [*(entry.variable for entry in OPTIONS), *(name for name, _ in OTHER_VARIABLES)]
+    unread = sorted(name for name in env if name.startswith("MSTAR_") and name not in known)
+    near = ((name, difflib.get_close_matches(name, known, n=1, cutoff=0.8)) for name in unread)
+    return tuple((name, close[0]) for name, close in near if close)

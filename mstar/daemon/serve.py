@@ -51,7 +51,7 @@ __all__ = ["Daemon"]
 # What a gateway may take beyond the drain time to end the open streams with an error event, in seconds.
 STOP_MARGIN = 5.0
 # What is left to the actors once a stop was hastened, in seconds.
-HASTE = 1.0
+HASTE = 5.0
 _NAMED = re.compile(r"(?<=: )(?:mstar|shm)(?:\.\w+)+: ")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

@@ -119,8 +119,9 @@ def test_lists_and_switches_come_from_the_environment_too() -> None:
     assert "listen.tcp is 'maybe'" in refused(env={"MSTAR_NO_TCP": "maybe"})
 
 
-def test_variables_that_nobody_reads_are_named() -> None:
-    assert resolve(None, {"MSTAR_PROT": "1", "MSTAR_CACHE": "/x", "PATH": ""}, {}).ignored == ("MSTAR_PROT",)
+def test_mistyped_variables_are_named_and_those_of_a_cluster_are_not() -> None:
+    env = {"MSTAR_PROT": "1", "MSTAR_CACHE": "/x", "MSTAR_SERVICE_PORT": "8000", "MSTAR_PORT_80_TCP": "x"}
+    assert resolve(None, env, {}).mistyped == (("MSTAR_PROT", "MSTAR_PORT"),)
 
 
 def test_sizes_take_units_wherever_they_come_from(tmp_path: Path) -> None:
