@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 __all__ = ["BLOCK", "LIGHTEST", "RowParameters", "argmax", "draw", "padded", "threshold", "weigh"]
@@ -29,8 +30,6 @@ __all__ = ["BLOCK", "LIGHTEST", "RowParameters", "argmax", "draw", "padded", "th
 BLOCK = 64  # tokens a block: a power of two; 64 was the fastest of 16 to 128 on AVX2
 LIGHTEST = 2.0**-99
 _LOG2_LIGHTEST = -100.0  # below LIGHTEST, and far from float32's subnormals, which cost 50 times as much
-_CANDIDATE_BLOCKS = 64
-_CANDIDATES = 512
 
 
 class RowParameters(NamedTuple):
@@ -67,53 +66,44 @@ def weigh(logits: Tensor, largest: Tensor, temperature: Tensor, out: Tensor) -> 
     return out.mul_(scale[:, None]).clamp_(min=_LOG2_LIGHTEST).exp2_()
 
 
-def threshold(weights: Tensor, rows: RowParameters) -> tuple[Tensor, int]:
-    """The lightest weight kept by top-k, then top-p of each row of float32 [R, whole blocks].
+def threshold(weights: Tensor, rows: RowParameters) -> Tensor:
+    """The lightest weight kept by top-k, then top-p, of each row of float32 [R, whole blocks]: float32 [R].
 
-    Returns float32 [R], and how many rows needed all their weights sorted: on a CPU only the heaviest
-    blocks are sorted at first, and all of a row only where its filters reach further down.
+    On a CPU a row sorts only what its filters can reach; elsewhere all rows are sorted at once, which needs
+    no answer from the device.
     """
     if weights.device.type != "cpu":
-        return _cut(weights.sort(-1, descending=True).values, None, rows)[0], weights.shape[0]
-    blocks = weights.view(weights.shape[0], -1, BLOCK)
-    if blocks.shape[1] <= _CANDIDATE_BLOCKS:
-        return _cut(_descending(weights), None, rows)[0], weights.shape[0]
-    heaviest = blocks.amax(-1).topk(_CANDIDATE_BLOCKS)
-    candidates = _take_block(weights, heaviest.indices).view(weights.shape[0], -1)
-    total = blocks.sum(-1).sum(-1, dtype=torch.float64)
-    kept = _descending(candidates)[:, :_CANDIDATES]
-    # What lies outside these blocks weighs at most as much as the lightest of their maxima.
-    border = torch.maximum(heaviest.values[:, -1], kept[:, -1])
-    cut, settled = _cut(kept, (total, border), rows)
-    unsettled = (~settled).nonzero().squeeze(-1)
-    if len(unsettled):
-        some = RowParameters(*(column[unsettled] for column in rows))
-        cut[unsettled] = _cut(_descending(weights[unsettled]), None, some)[0]
-    return cut, len(unsettled)
+        return _cut_sorted(weights.sort(-1, descending=True).values, rows)
+    limits = zip(weights.numpy(), rows.top_k.tolist(), rows.top_p.tolist(), strict=True)
+    return torch.tensor([_cut_row(row, int(top_k), top_p) for row, top_k, top_p in limits])
 
 
-def _cut(
-    heaviest: Tensor, partial: tuple[Tensor, Tensor] | None, rows: RowParameters
-) -> tuple[Tensor, Tensor]:
-    """The threshold from descending weights [R, n], and where it is settled.
+def _cut_row(weights: NDArray[np.float32], top_k: int, top_p: float) -> float:
+    if top_k:
+        lightest = np.partition(weights, -top_k)[-top_k]
+        if top_p >= 1:
+            return float(lightest)
+        kept = weights[weights >= lightest]
+        total = kept.sum(dtype=np.float64)
+    else:
+        # What is lighter than this, even if it were all the vocabulary, weighs too little to be reached.
+        total = weights.sum(dtype=np.float32)
+        kept = weights[weights >= 0.99 * (1 - top_p) * total / len(weights)]
+    if not len(kept):
+        return 0.0  # the row holds NaN and is refused
+    kept = np.sort(kept)[::-1]
+    mass = np.cumsum(kept, dtype=np.float64)
+    return float(kept[min(np.searchsorted(mass, top_p * total), len(kept) - 1)])
 
-    ``partial`` is (total weight of the row, border) when ``heaviest`` holds only the tokens above the border
-    for certain; None when it holds them all.
-    """
-    width = heaviest.shape[1]
+
+def _cut_sorted(heaviest: Tensor, rows: RowParameters) -> Tensor:
     by_k, by_p = rows.top_k > 0, rows.top_p < 1
-    last = rows.top_k.long().clamp(1, width) - 1
-    kth = torch.where(by_k, heaviest.gather(1, last[:, None]).squeeze(1), 0.0)
+    last = heaviest.shape[1] - 1
+    place = (rows.top_k.long() - 1).clamp(0, last)[:, None]
+    kth = torch.where(by_k, heaviest.gather(1, place).squeeze(1), 0.0)
     mass = (heaviest * heaviest.ge(kth[:, None])).cumsum(-1, dtype=torch.float64)
-    total = mass[:, -1]
-    if partial is not None:
-        total = torch.where(by_k, total, partial[0])
-    needed = mass.lt((rows.top_p * total)[:, None]).sum(-1).clamp_(max=width - 1)
-    nucleus = torch.where(by_p, heaviest.gather(1, needed[:, None]).squeeze(1), 0.0)
-    cut = torch.maximum(kth, nucleus)
-    if partial is None:
-        return cut, torch.ones_like(by_k)
-    return cut, (~by_k | (kth > partial[1])) & (~by_p | (nucleus > partial[1]))
+    reached = mass.lt((rows.top_p * mass[:, -1])[:, None]).sum(-1, keepdim=True).clamp_(max=last)
+    return torch.maximum(kth, torch.where(by_p, heaviest.gather(1, reached).squeeze(1), 0.0))
 
 
 def draw(weights: Tensor, cut: Tensor, uniform: Tensor) -> Tensor:
@@ -143,13 +133,7 @@ def _invert(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _take_block(rows: Tensor, block: Tensor) -> Tensor:
-    """The values of ``block`` [R] or [R, k] of each row of [R, n]: [R, BLOCK] or [R * k, BLOCK]."""
+    """The values of ``block`` [R] of each row of [R, n]: [R, BLOCK]."""
     count = rows.shape[1] // BLOCK
     first = torch.arange(0, rows.shape[0] * count, count, device=rows.device)
-    flat = block + (first if block.dim() == 1 else first[:, None])
-    return rows.view(-1, BLOCK).index_select(0, flat.view(-1))
-
-
-def _descending(values: Tensor) -> Tensor:
-    """[R, n] on the CPU sorted from the largest; numpy sorts plain floats ten times as fast as torch."""
-    return torch.from_numpy(np.sort(values.numpy(), axis=-1)).flip(-1)
+    return rows.view(-1, BLOCK).index_select(0, block + first)

@@ -59,7 +59,6 @@ class SamplerStatistics(NamedTuple):
     greedy: int
     sampled: int
     filtered: int
-    sorted_whole: int
     penalised: int
     scored: int
     refused: int
@@ -275,9 +274,7 @@ class Sampler:
         weights = weigh(values, largest, rows.temperature, out=values)
         cut = rows.min_p.clamp(min=LIGHTEST).to(torch.float32)
         if filtered:
-            reached, whole = threshold(weights, rows)
-            self._counts["sorted_whole"] += whole
-            cut = torch.maximum(cut, reached)
+            cut = torch.maximum(cut, threshold(weights, rows))
         return _chosen(largest, draw(weights, cut, rows.uniform))
 
     def _score(self, logits: Tensor, scored: Rows, tokens: Tensor) -> SampleResult:

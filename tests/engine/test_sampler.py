@@ -6,11 +6,12 @@ import torch
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from mstar.engine.philox import uniforms
+from mstar.engine.sample_draw import RowParameters, _cut_sorted, draw, padded, threshold, weigh
 from mstar.engine.sampler import Sampler, SamplerError, SampleResult
 from mstar.messages.request import Sampling
 from tests.engine import sample_reference as reference
 
-VOCAB = 5000  # more than the candidate blocks hold, and not a whole number of blocks
+VOCAB = 5000  # not a whole number of blocks
 CPU = torch.device("cpu")
 NOTHING = np.zeros(0, dtype=np.int32)
 
@@ -165,25 +166,28 @@ def test_tied_tokens_at_the_border_of_top_k_are_all_kept():
     assert set(drawn.tolist()) == {10, 20, 30}
 
 
-def test_ties_beyond_the_candidates_are_kept_as_well():
+def test_a_thousand_tied_tokens_are_all_kept():
     logits = torch.full((VOCAB,), -9.0)
-    tied = torch.arange(0, VOCAB, 5)  # some in every block, so the border of the candidates is among them
+    tied = torch.arange(0, VOCAB, 5)
     logits[tied] = 1.0
     drawn = tokens_over_positions(Sampling(temperature=1.0, top_k=2), logits, 10_000)
     assert set(drawn.tolist()) == set(tied.tolist())
 
 
-def test_a_flat_distribution_falls_back_to_the_whole_sort():
-    sampler = make_sampler([Sampling(temperature=1.0, top_p=0.9, seed=1)])
-    sample(sampler, random_logits(1, spread=4.0))
-    assert sampler.statistics().sorted_whole == 0
-    sample(sampler, random_logits(1, spread=0.1))
-    assert sampler.statistics().sorted_whole == 1
+@pytest.mark.parametrize("spread", [0.01, 1.0, 8.0])
+def test_sorting_what_is_reached_and_sorting_all_cut_at_the_same_weight(spread):
+    limits = [(0, 0.3), (0, 0.9999), (7, 1.0), (900, 0.5), (4999, 0.9), (1, 0.9)]
+    top_k, top_p = torch.tensor(limits, dtype=torch.float64).T
+    weights = random_logits(len(limits), vocab=padded(VOCAB), spread=spread).softmax(-1)
+    weights /= weights.amax(-1, keepdim=True)
+    rows = RowParameters(torch.ones(6), top_k, top_p, torch.zeros(6), torch.zeros(6))
+    expected = _cut_sorted(weights.sort(-1, descending=True).values, rows)
+    torch.testing.assert_close(threshold(weights, rows), expected, rtol=1e-3, atol=0)
+    kept = (weights >= threshold(weights, rows)[:, None]).sum(-1)
+    assert (kept - (weights >= expected[:, None]).sum(-1)).abs().max() <= 1
 
 
 def test_a_masked_token_is_never_drawn_even_at_the_ends_of_the_uniform():
-    from mstar.engine.sample_draw import draw, weigh
-
     logits = torch.full((4, 192), -torch.inf)
     logits[:, [65, 130]] = 0.0
     weights = weigh(logits, logits.amax(-1), torch.ones(4, dtype=torch.float64), torch.empty_like(logits))

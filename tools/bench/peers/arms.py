@@ -128,7 +128,7 @@ class Mstar(_Server):
 
     def __init__(self, model: str, dtype: str, slots: int, window: int, folder: Path, threads: int) -> None:
         socket = folder / "mstar.sock"
-        command = [sys.executable, "-m", "mstar", "serve", model, "--dtype", dtype, "--no-tcp"]
+        command = [sys.executable, "-m", "mstar.cli.main", "serve", model, "--dtype", dtype, "--no-tcp"]
         command += ["--uds", str(socket), "--max-num-seqs", str(slots), "--max-model-len", str(window)]
         command += ["--threads", str(threads)]
         target = Target("http://localhost", model, uds=str(socket))
