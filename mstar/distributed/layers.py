@@ -73,12 +73,10 @@ class _Linear(nn.Module):
         self._multiply: Multiply | None = None
 
     def lay_out(self, layout: Layout) -> None:
-        """Give the loaded weight the layouts that `layout` names; the plain one is dropped unless it is
-        among them."""
-        self._multiply = lay_out(
-            self.weight.detach(), None if self.bias is None else self.bias.detach(), layout
-        )
-        if self._multiply is not None:
+        """Give the loaded weight the layout; the plain copy is dropped where nothing reads it any more."""
+        laid = lay_out(self.weight.detach(), None if self.bias is None else self.bias.detach(), layout)
+        self._multiply = laid.multiply
+        if not laid.reads_plain:
             self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -180,7 +178,7 @@ class VocabEmbedding(_Linear):
 
     def lay_out(self, layout: Layout) -> None:
         """As for a linear layer, but the plain rows stay: tokens are looked up in them."""
-        self._multiply = lay_out(self.weight.detach(), None, layout)
+        self._multiply = lay_out(self.weight.detach(), None, layout).multiply
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens int64 [T] -> [T, hidden]; a token of another rank gives zeros, to be summed over ranks."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mstar.distributed.matmul import huge_empty
+from mstar.distributed.memory import huge_empty
 from mstar.distributed.shard import WHOLE, Shard
 from mstar.model.spec import ModelSpec
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from mstar.distributed.group import ALONE, Group
 from mstar.distributed.layers import ColumnLinear, Loadable, RowLinear, VocabEmbedding, WrongShape
 from mstar.distributed.matmul import Layout
+from mstar.distributed.memory import keep_freed_memory
 from mstar.distributed.shard import WHOLE, Shard
 from mstar.model.api import CausalLM
 from mstar.model.errors import BadModelFiles, UnsupportedModel
@@ -44,6 +45,8 @@ def load_model(
     Raises UnsupportedModel, BadModelFiles (missing, unexpected or misshapen tensors, tied and untied mixed
     up, each by name), UnevenShard.
     """
+    if device.type == "cpu":
+        keep_freed_memory()
     spec = read_spec(files.directory)
     family = FAMILIES[spec.family]
     members = group or (ALONE if shard == WHOLE else _Partial(shard))
@@ -60,7 +63,7 @@ def load_model(
                 layer.load(target.part, target.kind, sources[name])
             except (WrongShape, SafetensorError) as error:
                 raise BadModelFiles(f"{files.directory}: {error}") from error
-        chosen = layout or (Layout.PACKED_AND_COLUMNS if device.type == "cpu" else Layout.PLAIN)
+        chosen = layout or (Layout.COLUMNS_AND_BLOCKS if device.type == "cpu" else Layout.PLAIN)
         for module in modules.values():
             if isinstance(module, ColumnLinear | RowLinear | VocabEmbedding):
                 module.lay_out(chosen)

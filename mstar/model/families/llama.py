@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from mstar.distributed.group import Group
 from mstar.distributed.layers import VocabEmbedding
 from mstar.model.api import CausalLM, ForwardBatch, KVCache
-from mstar.model.components.attention import Attention, AttentionPlan
+from mstar.model.components.attention import Attention
 from mstar.model.components.mlp import GatedMLP
 from mstar.model.components.norm import RMSNorm
+from mstar.model.components.paged import AttentionPlan
 from mstar.model.components.rope import RotaryTable, Rotation
 from mstar.model.families.family import Family, Target
 from mstar.model.spec import ModelSpec
