@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from mstar.gateway.book import Delta, Request
 from mstar.gateway.jsontext import json_text
 from mstar.gateway.logprobs import ChatScores
+from mstar.gateway.request import Delta, Request
 
 __all__ = ["ChatChunks", "Envelope", "chat_answer"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from mstar.gateway.book import Delta, Request
 from mstar.gateway.chat import Envelope
 from mstar.gateway.jsontext import json_text
 from mstar.gateway.logprobs import CompletionScores
+from mstar.gateway.request import Delta, Request
 
 __all__ = ["CompletionChunks", "completion_answer"]
 

@@ -10,12 +10,12 @@ from aiohttp import web
 from aiohttp.http import HttpVersion11
 
 from mstar.gateway.auth import request_id
-from mstar.gateway.book import DONE, Render, Request
 from mstar.gateway.chat import ChatChunks, Envelope, chat_answer
 from mstar.gateway.completions import CompletionChunks, completion_answer
 from mstar.gateway.errors import ApiError, internal
 from mstar.gateway.intake import Recipe
 from mstar.gateway.logprobs import ChatScores, CompletionScores
+from mstar.gateway.request import DONE, Render, Request
 from mstar.gateway.service import Service
 from mstar.gateway.stream import EventStream, Ticker
 from mstar.validation.fields import CHAT, COMPLETION

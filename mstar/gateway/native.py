@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from mstar.gateway.book import DONE, Request
 from mstar.gateway.errors import ApiError, as_api_error, internal
+from mstar.gateway.intake import Recipe
 from mstar.gateway.logprobs import NativeScores
+from mstar.gateway.native_stream import NativeStream, cancelled, error_event, held
 from mstar.gateway.service import Service
 from mstar.gateway.stream import Ticker
+from mstar.validation.body import PIECE
 from mstar.validation.errors import RequestInvalid
 from mstar.validation.fields import CHAT, COMPLETION
+from mstar.validation.frame import decode_frame
 
 __all__ = ["NativeConnection", "Question"]
 
@@ -32,59 +36,23 @@ LENGTH = 4
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class _Message(msgspec.Struct):
-    """A client's frame; the body stays undecoded until something is to be done with it."""
+class _Message(NamedTuple):
+    """A client's frame, and its size in bytes."""
 
     op: str
     id: int
-    kind: str = ""
-    body: msgspec.Raw = msgspec.Raw(b"\x80")
+    kind: str
+    body: Any
+    size: int
 
-
-_decoder = msgspec.msgpack.Decoder(_Message)
-
-
-class _Stream:
-    """A sink that writes frames of one id. Without ``stream`` it speaks at the end only."""
-
-    def __init__(self, connection: NativeConnection, ident: int) -> None:
-        self.connection = connection
-        self.ident = ident
-        self.streamed = False
-        self.request: Request | None = None
-        self.task: asyncio.Task[None] | None = None
-
-    def flush(self, request: Request) -> None:
-        connection = self.connection
-        ended = request.outcome is not None
-        if not connection.owns(self) or (not ended and not self.streamed):
-            return
-        if connection.behind:
-            connection.late[self] = None
-            return
-        for choice in request.choices:
-            if not choice.changed:
-                continue
-            delta = choice.take()
-            if delta.text or delta.tokens:
-                logprobs = delta.scores if choice.top >= 0 else None
-                connection.send(
-                    {
-                        "id": self.ident,
-                        "event": "delta",
-                        "choice": choice.index,
-                        "text": delta.text,
-                        "tokens": delta.tokens,
-                        "logprobs": logprobs,
-                    }
-                )
-            if delta.reason is not None:
-                finish = {"id": self.ident, "event": "finish", "choice": choice.index, "reason": delta.reason}
-                connection.send(finish)
-        if request.outcome == DONE:
-            connection.end(self.ident, {"event": "done", "usage": request.usage.object()})
-        elif ended:
-            connection.end(self.ident, error_event(request.failure or _cancelled()))
+    @classmethod
+    def read(cls, frame: bytes) -> _Message:
+        """Decode a frame. Raises RequestInvalid where it says not even whom to answer."""
+        found = decode_frame(frame)
+        op, ident, kind = found.get("op"), found.get("id"), found.get("kind", "")
+        if not isinstance(op, str) or type(ident) is not int or not isinstance(kind, str):
+            raise RequestInvalid("A frame needs `op`, a string, and `id`, an integer.", "id", "invalid_frame")
+        return cls(op, ident, kind, found.get("body", {}), len(frame))
 
 
 class NativeConnection(asyncio.Protocol):
@@ -99,12 +67,13 @@ class NativeConnection(asyncio.Protocol):
         self._max_frame = max_frame
         self._scores = NativeScores(service.vocabulary)
         self._buffer = bytearray()
-        self._open: dict[int, _Stream] = {}
+        self._open: dict[int, NativeStream] = {}
         self._out: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self._behind_since: float | None = None
         self._closing = False
-        self.late: dict[_Stream, None] = {}
+        self._decoding: asyncio.Task[None] | None = None
+        self.late: dict[NativeStream, None] = {}
 
     # ---- the transport's side ----------------------------------------------------------------
 
@@ -121,16 +90,22 @@ class NativeConnection(asyncio.Protocol):
         self._closing = True
         self._ticker.discard(self)
         self._service.connections.discard(self)
+        if self._decoding is not None:
+            self._decoding.cancel()
         self.late.clear()
         for stream in list(self._open.values()):
             self._drop(stream)
         self._open.clear()
 
     def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        self._cut()
+
+    def _cut(self) -> None:
+        """Take the whole frames of the buffer; while a thread decodes a large one, no further."""
         buffer = self._buffer
-        buffer += data
         start = 0
-        while len(buffer) - start >= LENGTH and not self._closing:
+        while len(buffer) - start >= LENGTH and not self._closing and self._decoding is None:
             size = int.from_bytes(buffer[start : start + LENGTH], "little")
             if size > self._max_frame:
                 self._break(
@@ -144,9 +119,10 @@ class NativeConnection(asyncio.Protocol):
             end = start + LENGTH + size
             if len(buffer) < end:
                 break
-            frame = bytes(memoryview(buffer)[start + LENGTH : end])
+            with memoryview(buffer) as view:
+                frame = bytes(view[start + LENGTH : end])
             start = end
-            self._take(frame)
+            self._read(frame)
         if start:
             del buffer[:start]
 
@@ -167,8 +143,8 @@ class NativeConnection(asyncio.Protocol):
         if self._behind_since is None or self._transport is None:
             return
         tuning = self._service.tuning
-        held = sum(_held(stream.request) for stream in self.late if stream.request is not None)
-        if now - self._behind_since > tuning.slow_seconds or held > tuning.pending_bytes:
+        merged = sum(held(stream.request) for stream in self.late if stream.request is not None)
+        if now - self._behind_since > tuning.slow_seconds or merged > tuning.pending_bytes:
             _log.info("a native connection reads too slowly and is cut")
             self._service.slow_readers += 1
             self._transport.abort()
@@ -192,7 +168,7 @@ class NativeConnection(asyncio.Protocol):
 
     # ---- frames ------------------------------------------------------------------------------
 
-    def owns(self, stream: _Stream) -> bool:
+    def owns(self, stream: NativeStream) -> bool:
         """Whether the id of ``stream`` has had no terminal event yet."""
         return self._open.get(stream.ident) is stream
 
@@ -220,12 +196,30 @@ class NativeConnection(asyncio.Protocol):
         self.send({"id": 0, **error_event(error)})
         self.close()
 
-    def _take(self, frame: bytes) -> None:
-        try:
-            message = _decoder.decode(frame)
-        except msgspec.DecodeError as error:
-            self._break(ApiError(400, f"A frame is no request: {error}.", code="invalid_frame"))
+    def _read(self, frame: bytes) -> None:
+        if len(frame) > PIECE:
+            if self._transport is not None:
+                self._transport.pause_reading()
+            self._decoding = self._service.ctx.loop.create_task(self._read_large(frame))
             return
+        try:
+            self._take(_Message.read(frame))
+        except RequestInvalid as error:
+            self._break(as_api_error(error))
+
+    async def _read_large(self, frame: bytes) -> None:
+        try:
+            message = await self._service.pool.run(_Message.read, frame, bounded=False)
+        except RequestInvalid as error:
+            self._break(as_api_error(error))
+            return
+        self._decoding = None
+        self._take(message)
+        if self._transport is not None and not self._closing:
+            self._transport.resume_reading()
+        self._cut()
+
+    def _take(self, message: _Message) -> None:
         if message.op == "cancel":
             stream = self._open.get(message.id)
             if stream is not None:
@@ -236,9 +230,11 @@ class NativeConnection(asyncio.Protocol):
                 ApiError(400, f"The id {message.id} is in use or 0; take another one.", code="invalid_id")
             )
             return
-        stream = self._open[message.id] = _Stream(self, message.id)
+        stream = self._open[message.id] = NativeStream(self, message.id)
         if len(self._open) > self._service.tuning.frames_per_connection:
             self._fail(stream, ApiError(429, "Too many requests are open on this connection.", retry_after=1))
+        elif not isinstance(message.body, dict) or not all(isinstance(name, str) for name in message.body):
+            self._fail(stream, ApiError(400, "`body` must be a map of names.", param="body"))
         elif message.op == "generate":
             self._generate(stream, message)
         elif message.op in self._questions:
@@ -249,109 +245,74 @@ class NativeConnection(asyncio.Protocol):
                 stream, ApiError(400, f"Unknown op {message.op[:80]!r}; known are {known}.", param="op")
             )
 
-    def _generate(self, stream: _Stream, message: _Message) -> None:
+    def _generate(self, stream: NativeStream, message: _Message) -> None:
         """Small requests are admitted at once; large ones are worked on by a thread first."""
         service = self._service
-        try:
-            if message.kind not in (CHAT, COMPLETION):
-                raise ApiError(
-                    400, f"`kind` must be 'chat' or 'completion', not {message.kind[:80]!r}.", param="kind"
-                )
-            number = service.enter()
-        except ApiError as error:
-            self._fail(stream, error)
+        if message.size > service.tuning.inline_bytes:
+            stream.task = service.ctx.loop.create_task(self._generate_large(stream, message))
             return
-        if len(message.body) <= service.tuning.inline_bytes:
+        with self._answering(stream):
+            _check_kind(message.kind)
+            number = service.enter()
             try:
-                recipe = service.intake.recipe(message.kind, _body(message.body), model_required=False)
+                recipe = service.intake.recipe(message.kind, message.body, model_required=False)
                 self._submit(stream, number, recipe)
-            except RequestInvalid as error:
-                self._fail(stream, as_api_error(error))
-            except ApiError as error:
-                self._fail(stream, error)
             finally:
                 service.leave(number)
-        else:
-            stream.task = service.ctx.loop.create_task(self._prepare(stream, number, message))
 
-    async def _prepare(self, stream: _Stream, number: int, message: _Message) -> None:
+    async def _generate_large(self, stream: NativeStream, message: _Message) -> None:
         service = self._service
+        with self._answering(stream):
+            _check_kind(message.kind)
+            number = service.enter()
+            try:
+                recipe = await service.prepare(message.kind, message.body, message.size, model_required=False)
+                self._submit(stream, number, recipe)
+            finally:
+                service.leave(number)
 
-        def work() -> Any:
-            return service.intake.recipe(message.kind, _body(message.body), model_required=False)
-
-        try:
-            self._submit(stream, number, await service.work(len(message.body), work))
-        except ApiError as error:
-            self._fail(stream, error)
-        finally:
-            stream.task = None
-            service.leave(number)
-
-    def _submit(self, stream: _Stream, number: int, recipe: Any) -> None:
+    def _submit(self, stream: NativeStream, number: int, recipe: Recipe) -> None:
         stream.streamed = recipe.request.stream
         render = self._scores.render if recipe.request.scores >= 0 else None
         stream.request = self._service.submit(number, recipe, stream, native=True, render=render)
 
-    async def _ask(self, stream: _Stream, message: _Message) -> None:
-        try:
-            body = _body(message.body) if len(message.body) <= self._max_frame else {}
-            result = await self._questions[message.op](body, len(message.body))
+    async def _ask(self, stream: NativeStream, message: _Message) -> None:
+        with self._answering(stream):
+            result = await self._questions[message.op](message.body, message.size)
             self.end(stream.ident, {"event": "result", "result": result})
+
+    @contextmanager
+    def _answering(self, stream: NativeStream) -> Iterator[None]:
+        """Turn what goes wrong into the terminal event of ``stream``."""
+        try:
+            yield
         except RequestInvalid as error:
             self._fail(stream, as_api_error(error))
         except ApiError as error:
             self._fail(stream, error)
-        except Exception:  # noqa: BLE001 - a handler's mistake is a 500, logged with its traceback
-            _log.exception("the native op %s failed", message.op)
+        except Exception:  # noqa: BLE001 - a handler's mistake is an error event, logged with its traceback
+            _log.exception("a native request failed")
             self._fail(stream, internal("The server failed on this request."))
         finally:
             stream.task = None
 
-    def _fail(self, stream: _Stream, error: ApiError) -> None:
+    def _fail(self, stream: NativeStream, error: ApiError) -> None:
         self._service.refused(error.status)
         self.end(stream.ident, error_event(error))
 
-    def _cancel(self, stream: _Stream) -> None:
+    def _cancel(self, stream: NativeStream) -> None:
         self._drop(stream)
-        self.end(stream.ident, error_event(_cancelled()))
+        self.end(stream.ident, error_event(cancelled()))
 
-    def _drop(self, stream: _Stream) -> None:
+    def _drop(self, stream: NativeStream) -> None:
         if stream.task is not None:
             stream.task.cancel()
         if stream.request is not None:
             self._service.cancel(stream.request)
 
 
-def _body(raw: msgspec.Raw) -> dict[str, Any]:
-    try:
-        body = msgspec.msgpack.decode(raw)
-    except msgspec.DecodeError as error:
-        raise RequestInvalid(f"The body is not valid msgpack: {error}.", "body", "invalid_frame") from error
-    except RecursionError as error:
-        raise RequestInvalid("The body nests too deeply.", "body", "invalid_frame") from error
-    if not isinstance(body, dict) or not all(isinstance(name, str) for name in body):
-        raise RequestInvalid("`body` must be a map of names.", "body", "invalid_frame")
-    return body
-
-
-def _cancelled() -> ApiError:
-    return ApiError(499, "The request was cancelled by its client.", code="cancelled")
-
-
-def error_event(error: ApiError) -> dict[str, Any]:
-    """The terminal event of a request that failed."""
-    found = {**error.object(), "status": error.status}
-    if error.retry_after is not None:
-        found["retry_after"] = error.retry_after
-    return {"event": "error", "error": found}
-
-
-def _held(request: Request) -> int:
-    """Roughly the bytes that wait in a request."""
-    return sum(
-        sum(map(len, choice.texts))
-        + 8 * len(choice.tokens)
-        + 100 * len(choice.scores) * (1 + max(choice.top, 0))
-        for choice in request.choices
-    )
+def _check_kind(kind: str) -> None:
+    if kind not in (CHAT, COMPLETION):
+        raise RequestInvalid(
+            f"`kind` must be 'chat' or 'completion', not {kind[:80]!r}.", "kind", "invalid_value"
+        )

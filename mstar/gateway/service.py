@@ -17,10 +17,11 @@ import msgspec
 from mstar.conductor.book import Conductor, ConductorStatistics
 from mstar.conductor.errors import NoDecider, Overloaded
 from mstar.gateway.admission import Admission, AdmissionStatistics, Sequence
-from mstar.gateway.book import BookStatistics, Choice, Render, Request, RequestBook, Sink
+from mstar.gateway.book import BookStatistics, RequestBook
 from mstar.gateway.errors import ApiError, as_api_error, draining, internal, not_ready
 from mstar.gateway.intake import Intake, Recipe
 from mstar.gateway.latency import Latencies
+from mstar.gateway.request import Choice, Render, Request, Sink
 from mstar.gateway.text import TextStream, Vocabulary
 from mstar.gateway.tokenize import PoolStatistics, WorkPool
 from mstar.gateway.tuning import Tuning

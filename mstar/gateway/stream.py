@@ -12,8 +12,8 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from mstar.gateway.book import DONE, Delta, Request
 from mstar.gateway.errors import ApiError
+from mstar.gateway.request import DONE, Delta, Request
 from mstar.gateway.tuning import Tuning
 
 __all__ = ["Chunks", "EventStream", "Ticker"]

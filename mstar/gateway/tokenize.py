@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from mstar.gateway.errors import overloaded
 
 __all__ = ["PoolStatistics", "WorkPool"]
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -32,12 +31,13 @@ class WorkPool:
         self._limit = limit
         self._pending = self._finished = self._refused = 0
 
-    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(self, work: Callable[..., T], *args: Any, bounded: bool = True, **kwargs: Any) -> T:
         """Run ``work`` on a thread. Raises ApiError 429 beyond the limit, and whatever ``work`` raises.
 
-        Work whose caller went away still counts until its thread is done with it.
+        ``bounded`` False is for work that its caller bounds, one piece a connection. Work whose caller went
+        away still counts until its thread is done with it.
         """
-        if self._pending >= self._limit:
+        if bounded and self._pending >= self._limit:
             self._refused += 1
             raise overloaded(f"{self._pending} prompts wait to be tokenized; try again a little later.")
         loop = asyncio.get_running_loop()

@@ -74,10 +74,14 @@ async def serving(
     script: Script | None = None,
     tuning: Tuning | None = None,
     ready: bool = True,
+    send_buffer: int | None = None,
     context: dict[str, Any] | None = None,
     **deployment: Any,
 ) -> AsyncIterator[Gateway]:
-    """Start a gateway on a free port and a Unix socket in `run_dir`; stop it at the end."""
+    """Start a gateway on a free port and a Unix socket in `run_dir`; stop it at the end.
+
+    `send_buffer` is what the kernel holds of each answer: small, a reader that does not read is noticed soon.
+    """
     tcp = socket.create_server(("127.0.0.1", 0))
     port = tcp.getsockname()[1]
     path = str(run_dir / "m.sock")
@@ -97,6 +101,9 @@ async def serving(
         tcp_port=port,
         created=1,
     )
+    if send_buffer is not None:
+        for listening in (tcp, uds):
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     fds = {"tcp": tcp.detach(), "uds": uds.detach()}
     ctx = FakeContext(msgspec.msgpack.encode(config), fds, **(context or {}))
     actor = GatewayActor(ctx, tuning)  # type: ignore[arg-type]

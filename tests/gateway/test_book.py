@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mstar.gateway.book import CANCELLED, DONE, FAILED, Choice, Request, RequestBook
+from mstar.gateway.book import RequestBook
 from mstar.gateway.errors import ApiError
+from mstar.gateway.request import CANCELLED, DONE, FAILED, Choice, Request
 from mstar.gateway.text import TextStream, Vocabulary
 from mstar.messages.tokens import ERROR, LENGTH, RUNNING, STOP, RowFailed
 from tests.gateway.fake_rank import batch

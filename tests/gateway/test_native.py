@@ -264,22 +264,22 @@ async def test_a_connection_that_says_nothing_is_closed(tiny_model_dir: Path, tm
 @pytest.mark.behaviour("F-29")
 async def test_deltas_merge_while_the_connection_is_behind(tiny_model_dir: Path, tmp_path: Path) -> None:
     tuning = Tuning(write_high=4096, write_low=1024, tick_seconds=0.01)
-    async with serving(tiny_model_dir, tmp_path, tuning=tuning) as gateway:
+    async with serving(tiny_model_dir, tmp_path, tuning=tuning, send_buffer=8192) as gateway:
         client = await NativeClient.open(gateway.uds, receive_buffer=4096)
-        for ident in range(1, 101):
-            await client.ask(op="generate", id=ident, kind="completion", body={**BODY, "max_tokens": 400})
-        await wait_until_async(lambda: len(gateway.rank.admitted) == 100 and not gateway.rank.rows, 15)
+        for ident in range(1, 41):
+            await client.ask(op="generate", id=ident, kind="completion", body={**BODY, "max_tokens": 200})
+        await wait_until_async(lambda: len(gateway.rank.admitted) == 40 and not gateway.rank.rows, 15)
         tokens: dict[int, int] = {}
         deltas = done = 0
-        while done < 100:
+        while done < 40:
             event = await client.event()
             if event["event"] == "delta":
                 deltas += 1
                 tokens[event["id"]] = tokens.get(event["id"], 0) + len(event["tokens"])
             done += event["event"] == "done"
         client.close()
-    assert set(tokens.values()) == {400}
-    assert deltas < 100 * 400 / 2
+    assert set(tokens.values()) == {200}
+    assert deltas < 40 * 200 / 2
 
 
 @pytest.mark.behaviour("F-29")
@@ -290,9 +290,9 @@ async def test_a_connection_that_stays_behind_is_cut(
     tuning = Tuning(write_high=4096, write_low=1024, tick_seconds=0.01, slow_seconds=60, pending_bytes=20_000)
     if bound == "time":
         tuning = tuning._replace(slow_seconds=0.1, pending_bytes=1 << 30)
-    async with serving(tiny_model_dir, tmp_path, tuning=tuning) as gateway:
+    async with serving(tiny_model_dir, tmp_path, tuning=tuning, send_buffer=8192) as gateway:
         client = await NativeClient.open(gateway.uds, receive_buffer=4096)
-        for ident in range(1, 101):
+        for ident in range(1, 41):
             await client.ask(op="generate", id=ident, kind="completion", body={**BODY, "max_tokens": 500})
         await wait_until_async(lambda: gateway.service.slow_readers == 1, 15, what="the connection to be cut")
         await wait_until_async(lambda: gateway.service.book.live == gateway.service.conductor.live == 0)
@@ -317,3 +317,31 @@ async def test_token_ids_go_to_the_rank_as_they_are(client: NativeClient, gatewa
     prompt = list(range(3, 250))
     await generate(client, 1, prompt=prompt)
     assert next(iter(gateway.rank.prompts.values())).tolist() == prompt
+
+
+async def test_frames_behind_a_large_one_wait_for_it(client: NativeClient, gateway: Gateway) -> None:
+    gateway.rank.credit = 0
+    large = {**BODY, "prompt": "hello", "user": "x" * 200_000}
+    await client.ask(op="generate", id=1, kind="completion", body=large)
+    await client.ask(op="cancel", id=1)
+    await client.ask(op="ready", id=2)
+    events = await client.until_end(2)
+    assert [(event["id"], event["event"]) for event in events] == [(1, "error"), (2, "result")]
+    assert events[0]["error"]["code"] == "cancelled"
+    assert gateway.service.conductor.live == 0
+
+
+async def test_a_connection_that_goes_while_a_large_frame_is_decoded_leaves_nothing(
+    client: NativeClient, gateway: Gateway
+) -> None:
+    await client.ask(op="generate", id=1, kind="completion", body={**BODY, "user": "x" * 200_000})
+    client.close()
+    await wait_until_async(lambda: not gateway.service.connections and gateway.service.conductor.live == 0)
+    await wait_until_async(lambda: gateway.service.pool.statistics().pending == 0)
+
+
+async def test_a_large_frame_that_is_no_request_closes_the_connection(client: NativeClient) -> None:
+    await client.ask(op="generate", body={"x": "x" * 200_000})
+    event = await client.event()
+    assert (event["id"], event["error"]["code"]) == (0, "invalid_frame")
+    assert await client.event() is None

@@ -158,8 +158,8 @@ async def test_deltas_merge_while_the_socket_is_behind_and_nothing_is_lost(
     tiny_model_dir: Path, tmp_path: Path
 ) -> None:
     tuning = SMALL._replace(pending_bytes=1 << 30)
-    async with serving(tiny_model_dir, tmp_path, tuning=tuning) as gateway:
-        stubborn = await Stubborn.ask(gateway, {"max_tokens": 400, "n": 100})
+    async with serving(tiny_model_dir, tmp_path, tuning=tuning, send_buffer=8192) as gateway:
+        stubborn = await Stubborn.ask(gateway, {"max_tokens": 200, "n": 20})
         await wait_until_async(
             lambda: gateway.rank.admitted and not gateway.rank.rows, 10, what="all rows to end"
         )
@@ -168,10 +168,10 @@ async def test_deltas_merge_while_the_socket_is_behind_and_nothing_is_lost(
         await wait_until_async(lambda: gateway.service.responding == 0)
     chunks = [chunk for chunk in events(unchunked(body)) if chunk != "[DONE]"]
     tokens = gateway.service.intake.tokenizer.encode(TEXT, add_special_tokens=False).tolist()
-    expected = gateway.service.intake.tokenizer.decode((tokens * 100)[:400], skip_special_tokens=True)
-    for index in range(100):
+    expected = gateway.service.intake.tokenizer.decode((tokens * 100)[:200], skip_special_tokens=True)
+    for index in range(20):
         assert "".join(said(chunk) for chunk in chunks if chunk["choices"][0]["index"] == index) == expected
-    assert len(chunks) < 400 * 100 / 2
+    assert len(chunks) < 200 * 20 / 2
 
 
 @pytest.mark.behaviour("F-29")
@@ -180,8 +180,8 @@ async def test_a_reader_that_stays_behind_is_cut_and_its_rows_dropped(
     tiny_model_dir: Path, tmp_path: Path, bound: str
 ) -> None:
     tuning = SMALL._replace(slow_seconds=0.1, pending_bytes=1 << 30) if bound == "time" else SMALL
-    async with serving(tiny_model_dir, tmp_path, tuning=tuning) as gateway:
-        stubborn = await Stubborn.ask(gateway, {**MANY, "max_tokens": 500})
+    async with serving(tiny_model_dir, tmp_path, tuning=tuning, send_buffer=8192) as gateway:
+        stubborn = await Stubborn.ask(gateway, {**MANY, "max_tokens": 100})
         await wait_until_async(lambda: gateway.service.slow_readers == 1, 15, what="the reader to be cut")
         await wait_until_async(lambda: gateway.service.book.live == gateway.service.conductor.live == 0)
         stubborn.client.close()
@@ -192,8 +192,8 @@ async def test_a_whole_answer_that_nobody_reads_does_not_wait_for_ever(
     tiny_model_dir: Path, tmp_path: Path
 ) -> None:
     tuning = SMALL._replace(slow_seconds=0.1)
-    async with serving(tiny_model_dir, tmp_path, tuning=tuning) as gateway:
-        stubborn = await Stubborn.ask(gateway, {"max_tokens": 500, "n": 128, "logprobs": 5, "stream": False})
+    async with serving(tiny_model_dir, tmp_path, tuning=tuning, send_buffer=8192) as gateway:
+        stubborn = await Stubborn.ask(gateway, {"max_tokens": 50, "n": 64, "logprobs": 5, "stream": False})
         await wait_until_async(lambda: gateway.rank.admitted and not gateway.rank.rows, 15)
         await wait_until_async(lambda: gateway.service.responding == 0, what="the connection to be cut")
         stubborn.client.close()

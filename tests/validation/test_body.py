@@ -25,7 +25,7 @@ values = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=8), st.dictionaries(st.text(max_size=4), inner, max_size=6)
     ),
-    max_leaves=40,
+    max_leaves=20,
 )
 
 
