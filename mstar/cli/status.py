@@ -56,13 +56,21 @@ def _show(status: dict[str, Any]) -> None:
     if rows:
         print()
         print_table([head, *rows], indent="  ")
-    for section, figures in status.items():
-        if section != "daemon" and figures is not daemon and isinstance(figures, dict):
-            print(f"\n  {section}")
-            print_table([(name, _figure(value)) for name, value in figures.items()], indent="    ")
+    _section("requests", status.get("requests") or {})
+    for rank, figures in (status.get("ranks") or {}).items():
+        _section(rank, figures)
+
+
+def _section(title: str, figures: dict[str, Any]) -> None:
+    rows = [(name.replace("_", " "), _figure(value)) for name, value in figures.items()]
+    if rows:
+        print(f"\n  {title}")
+        print_table(rows, indent="    ")
 
 
 def _figure(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {count}" for name, count in value.items()) or "none"
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 

@@ -46,7 +46,7 @@ from mstar.model.files import ModelFiles, resolve
 from shm.errors import ShmError
 from shm.segment import sweep
 
-__all__ = ["Daemon"]
+__all__ = ["Daemon", "loop_factory"]
 
 # What a gateway may take beyond the drain time to end the open streams with an error event, in seconds.
 STOP_MARGIN = 5.0
@@ -90,7 +90,7 @@ class Daemon:
 
     def run(self) -> int:
         """Serve until a signal says otherwise. Must be called in the main thread."""
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(self._main())
 
     async def _main(self) -> int:
@@ -302,7 +302,8 @@ class Daemon:
         return found
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """Loops of uvloop where it is installed, else asyncio's."""
     try:
         import uvloop
     except ImportError:

@@ -84,12 +84,21 @@ class WaitingRoom:
         self._servers: list[asyncio.Server] = []
 
     async def __aenter__(self) -> WaitingRoom:
-        loop = asyncio.get_running_loop()
         for listener in self._listeners:
-            make = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
-            self._servers.append(await make(lambda: _Visitor(self._stage), sock=listener.dup()))
+            self._servers.append(await _accepting(lambda: _Visitor(self._stage), listener.dup()))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for server in self._servers:
             server.close()
+
+
+async def _accepting(make: Callable[[], asyncio.Protocol], listener: socket.socket) -> asyncio.Server:
+    loop = asyncio.get_running_loop()
+    if listener.family != socket.AF_UNIX:
+        return await loop.create_server(make, sock=listener)
+    try:
+        # From 3.13 on asyncio's server would remove the path that others still listen on.
+        return await loop.create_unix_server(make, sock=listener, cleanup_socket=False)  # type: ignore[call-arg]
+    except TypeError:
+        return await loop.create_unix_server(make, sock=listener)

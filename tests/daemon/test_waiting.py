@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from mstar.client.aio import AsyncClient
 from mstar.client.errors import NotReady
 from mstar.client.frames import PREFACE
+from mstar.daemon.serve import loop_factory
 from mstar.daemon.waiting import WaitingRoom, answer
 
 
@@ -21,21 +23,24 @@ def listening(path: Path) -> socket.socket:
     return listener
 
 
-async def test_both_protocols_hear_the_stage_and_the_socket_stays_open(tmp_path: Path) -> None:
-    unix, tcp = listening(tmp_path / "s"), socket.create_server(("127.0.0.1", 0))
-    try:
-        async with WaitingRoom([unix, tcp], lambda: "downloading 40 %"):
-            for target in (tmp_path / "s", f"http://127.0.0.1:{tcp.getsockname()[1]}"):
-                async with AsyncClient(target) as client:
-                    assert not await client.ready()
-                    with pytest.raises(NotReady, match="downloading 40 %"):
-                        await client.generate("x" * 300_000, model="m")
-        _, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
-        writer.close()
-        await writer.wait_closed()
-    finally:
-        unix.close()
-        tcp.close()
+@pytest.mark.parametrize("loop", [asyncio.SelectorEventLoop, loop_factory()], ids=["asyncio", "installed"])
+def test_both_protocols_hear_the_stage_and_the_socket_stays_open(
+    tmp_path: Path, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    with listening(tmp_path / "s") as unix, socket.create_server(("127.0.0.1", 0)) as tcp:
+        with asyncio.Runner(loop_factory=loop) as runner:
+            runner.run(visit([unix, tcp], tmp_path / "s", f"http://127.0.0.1:{tcp.getsockname()[1]}"))
+        with socket.socket(socket.AF_UNIX) as late:
+            late.connect(str(tmp_path / "s"))
+
+
+async def visit(listeners: list[socket.socket], *targets: str | Path) -> None:
+    async with WaitingRoom(listeners, lambda: "downloading 40 %"):
+        for target in targets:
+            async with AsyncClient(target) as client:
+                assert not await client.ready()
+                with pytest.raises(NotReady, match="downloading 40 %"):
+                    await client.generate("x" * 300_000, model="m")
 
 
 def test_what_is_sent_depends_on_the_first_bytes_only_once_they_tell() -> None:
