@@ -27,7 +27,7 @@ def declared(*extras: str) -> set[str]:
 
 
 def undeclared(folders: Iterable[str], allowed: set[str]) -> list[str]:
-    known = packages_distributions() | DISTRIBUTIONS
+    known = {**packages_distributions(), **DISTRIBUTIONS}
     found = set()
     for file in python_files(*folders):
         for module, line in imports(file):
