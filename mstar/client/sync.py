@@ -47,10 +47,14 @@ class _LoopThread:
             future.cancel()
             raise
 
+    @property
+    def usable(self) -> bool:
+        """Whether the thread runs, in this process."""
+        return os.getpid() == self._pid and self._thread.is_alive()
+
     def stop(self) -> None:
-        if os.getpid() == self._pid and self._thread.is_alive():
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
 
 
 class Stream(Generic[C]):
@@ -103,8 +107,12 @@ class Client:
         timeout: float | None = None,
     ) -> None:
         self._loop = _LoopThread()
-        self._finalizer = weakref.finalize(self, self._loop.stop)
-        self._client = self._loop.call(self._make(target, api_key, timeout))
+        try:
+            self._client = self._loop.call(self._make(target, api_key, timeout))
+        except BaseException:
+            self._loop.stop()
+            raise
+        self._finalizer = weakref.finalize(self, _finish, self._loop, self._client)
 
     @staticmethod
     async def _make(
@@ -165,12 +173,16 @@ class Client:
 
     def close(self) -> None:
         """End every open answer and the connection."""
-        if self._finalizer.alive:
-            self._loop.call(self._client.close())
-            self._finalizer()
+        self._finalizer()
 
     def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _finish(loop: _LoopThread, client: AsyncClient) -> None:
+    if loop.usable:
+        loop.call(client.close())
+        loop.stop()

@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -120,7 +121,7 @@ class Daemon:
             listeners = [sockets.uds] if sockets.tcp is None else [sockets.uds, sockets.tcp]
             async with WaitingRoom(listeners, lambda: self._stage):
                 with self._timed("finding the model"):
-                    files = await asyncio.get_running_loop().run_in_executor(None, self._find)
+                    files = await self._found()
             self._identity["model"] = (deployment.served_model_name or (files.name,))[0]
             wiring = self._compose(
                 deployment,
@@ -142,6 +143,40 @@ class Daemon:
 
     # Starting
 
+    async def _found(self) -> ModelFiles:
+        """Find the model in a thread that a stop order does not wait for."""
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[ModelFiles] = loop.create_future()
+
+        def settle(error: BaseException | None, files: ModelFiles | None) -> None:
+            if found.done():
+                return
+            if error is not None:
+                found.set_exception(error)
+            elif files is not None:
+                found.set_result(files)
+
+        def work() -> None:
+            files, error = None, None
+            try:
+                files = self._find()
+            except BaseException as caught:  # noqa: BLE001 - whatever it is, it is raised where it is awaited
+                error = caught
+            with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+                loop.call_soon_threadsafe(settle, error, files)
+
+        threading.Thread(target=work, name="finding the model", daemon=True).start()
+        stopping = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait((found, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not stopping.done():
+            stopping.cancel()
+            return await found
+        # A moment for a download to be ended by its thread.
+        await asyncio.wait((found,), timeout=HASTE)
+        if found.done():
+            found.exception()
+        raise _Stopped
+
     def _find(self) -> ModelFiles:
         def progress(stage: str, done: int, total: int) -> None:
             if self._stop.is_set():
@@ -149,10 +184,7 @@ class Daemon:
             self._stage = f"{stage} {done * 100 // total} %" if total else stage
             self._news(Progress("daemon", stage, done, total))
 
-        files = resolve(self._deployment.model, progress=progress)
-        if self._stop.is_set():
-            raise _Stopped
-        return files
+        return resolve(self._deployment.model, progress=progress)
 
     async def _start(self, supervisor: Supervisor) -> None:
         starting = asyncio.ensure_future(supervisor.start())
