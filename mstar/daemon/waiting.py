@@ -49,7 +49,9 @@ def answer(head: bytes, stage: str) -> bytes | None:
     ).encode() + body
 
 
-class _Visitor(asyncio.Protocol):
+class Visitor(asyncio.Protocol):
+    """One connection: answered once, then read until the client closes it."""
+
     def __init__(self, stage: Callable[[], str]) -> None:
         self._stage = stage
         self._head = bytearray()
@@ -85,7 +87,7 @@ class WaitingRoom:
 
     async def __aenter__(self) -> WaitingRoom:
         for listener in self._listeners:
-            self._servers.append(await _accepting(lambda: _Visitor(self._stage), listener.dup()))
+            self._servers.append(await _accepting(lambda: Visitor(self._stage), listener.dup()))
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -11,6 +11,7 @@ from mstar.config.schema import Deployment, GatewayConfig, RankConfig
 from mstar.daemon.compose import Address, WindowTooLong, compose
 from mstar.model.files import ModelFiles
 from shm.slab import SlabPool
+from tests.helpers.tiny_model import write_tiny_model
 
 
 def composed(directory: Path, **settings: object):  # type: ignore[no-untyped-def]
@@ -41,9 +42,14 @@ def test_the_gateway_is_stopped_before_the_rank_it_still_needs(tiny_model_dir: P
     assert gateway.phase < rank.phase
 
 
-@pytest.mark.parametrize("window", [1, 100, 512])
-def test_a_prompt_that_fills_the_window_fits_a_block(tiny_model_dir: Path, window: int) -> None:
-    for slab in composed(tiny_model_dir, max_seq_len=window).slabs:
+@pytest.fixture(scope="module")
+def far_sighted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "far", max_position=50_000)
+
+
+@pytest.mark.parametrize("window", [1, 1024, 1025, 8192, 8193, 50_000])
+def test_a_prompt_that_fills_the_window_fits_a_block(far_sighted: Path, window: int) -> None:
+    for slab in composed(far_sighted, max_seq_len=window).slabs:
         assert slab.classes[-1][0] >= 4 * window
         SlabPool.create(slab.classes).close()
 

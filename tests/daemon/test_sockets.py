@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import socket
@@ -9,12 +10,13 @@ import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mstar.config.paths import lock_file, lock_owner
 from mstar.config.schema import Listen
-from mstar.daemon import sockets
+from mstar.daemon import paths, sockets
 from mstar.daemon.paths import SocketLock
 from mstar.daemon.sockets import CannotListen, InUse, Sockets, port_holder
 
@@ -133,6 +135,23 @@ def test_an_unused_port_has_no_holder() -> None:
         port = server.getsockname()[1]
         assert str(os.getpid()) in (port_holder(port) or "")
     assert port_holder(port) is None
+
+
+def test_a_lock_on_a_file_that_its_last_holder_removed_meanwhile_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[Path] = []
+
+    def removing(fd: int, operation: int) -> None:
+        if not removed:
+            removed.append(lock_file(tmp_path / "s"))
+            removed[0].unlink()
+        fcntl.flock(fd, operation)
+
+    monkeypatch.setattr(paths, "fcntl", SimpleNamespace(**{**vars(fcntl), "flock": removing}))
+    lock = SocketLock(tmp_path / "s")
+    assert lock_owner(tmp_path / "s") == os.getpid()
+    lock.release()
 
 
 @pytest.mark.behaviour("F-09")

@@ -13,7 +13,7 @@ from mstar.client.aio import AsyncClient
 from mstar.client.errors import NotReady
 from mstar.client.frames import PREFACE
 from mstar.daemon.serve import loop_factory
-from mstar.daemon.waiting import WaitingRoom, answer
+from mstar.daemon.waiting import Visitor, WaitingRoom, answer
 
 
 def listening(path: Path) -> socket.socket:
@@ -50,3 +50,34 @@ def test_what_is_sent_depends_on_the_first_bytes_only_once_they_tell() -> None:
     assert (answer(b"GET /ready HTTP/1.1\r\n\r\n", "x") or b"").startswith(b"HTTP/1.1 503 ")
     assert (answer(b"GET /health HTTP/1.1\r\n\r\n", "x") or b"").startswith(b"HTTP/1.1 200 ")
     assert (answer(b"x" * 70_000, "x") or b"").startswith(b"HTTP/1.1 503 ")
+
+
+class Written(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[bytes] = []
+        self.ended = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.pieces.append(bytes(data))
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.ended = True
+
+    def abort(self) -> None:
+        raise AssertionError("cut though it was answered at once")
+
+
+async def test_a_client_is_answered_once_however_long_its_body_is() -> None:
+    visitor, transport = Visitor(lambda: "x"), Written()
+    visitor.connection_made(transport)
+    visitor.data_received(b"POST /v1/completions HTTP/1.1\r\n\r\n")
+    for _ in range(10):
+        visitor.data_received(b"y" * 50_000 + b"\r\n\r\n")
+    visitor.connection_lost(None)
+    assert (len(transport.pieces), transport.ended) == (1, True)
