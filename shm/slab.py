@@ -165,10 +165,9 @@ class SlabOwner:
             raise RecordTooLarge(
                 f"{nbytes} bytes do not fit a slab block of {self._limits[-1]}: declare a larger block class"
             )
-        block = self._take(first)
-        if block is None:
+        if not self._free[first]:
             self.sweep()
-            block = self._take(first)
+        block = self._take(first)
         if block is None:
             self._exhausted += 1
             raise SlabExhausted(

@@ -70,6 +70,12 @@ def test_the_smallest_free_block_that_is_large_enough_is_taken(shelf: Shelf) -> 
         shelf.owner.lease(0)
 
 
+def test_a_small_block_that_was_given_back_is_taken_before_a_large_one(shelf: Shelf) -> None:
+    small = [shelf.owner.lease(100) for _ in range(3)]
+    shelf.user.give_back(small[1])
+    assert shelf.owner.lease(100).block == small[1].block
+
+
 def test_more_than_the_largest_block_never_fits(shelf: Shelf) -> None:
     with pytest.raises(RecordTooLarge, match="16385 bytes do not fit"):
         shelf.owner.lease(16385)
