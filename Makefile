@@ -69,7 +69,7 @@ format: setup-test
 	@$(BIN)/ruff format .
 
 docs: setup-test
-	@$(BIN)/python -m tools.docs.api
+	@$(BIN)/python -m mstar.validation.document docs/api-fields.md
 	@$(BIN)/python -m mstar.config.describe --write docs/configuration.md
 
 lock: setup-test
