@@ -16,6 +16,12 @@ from mstar.messages.step import INPUT, Bind, StepPlan
 __all__ = ["FREE", "PlanMismatch", "SlotTable", "SlotTableStatistics"]
 
 FREE = -1
+PENDING = 2**31 - 1
+"""``generated`` of a slot whose input has not run: no counter equals it and stays below a cap."""
+
+_ZERO: NDArray[np.int32] = np.array(0, np.int32)
+_NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
+_FEW_GRANTS = 3
 
 
 class PlanMismatch(Exception):
@@ -39,9 +45,9 @@ class SlotTable:
 
     ``owner`` is the request or FREE; ``length`` the prepared length of its input in tokens,
     ``accepted`` of them generated earlier; ``progress`` how far the chunk Loop has come;
-    ``generated`` how far the decode Loop
-    has come, FREE until the input has run, and ``cap`` its end. ``tables[p]`` is int32
-    [slots, pages of a row] of pool ``p``, ``held[p]`` int32 [slots] how many of them are granted.
+    ``generated`` how far the decode Loop has come, PENDING until the input has run, and ``cap`` its
+    end. ``tables[p]`` is int32 [slots, pages of a row] of pool ``p``, ``held[p]`` int32 [slots] how
+    many of them are granted.
     """
 
     def __init__(self, slots: int, pool_pages: tuple[int, ...]) -> None:
@@ -55,8 +61,11 @@ class SlotTable:
         self.generated: NDArray[np.int32] = np.zeros(slots, np.int32)
         self.cap: NDArray[np.int32] = np.zeros(slots, np.int32)
         self.tables: list[NDArray[np.int32]] = [np.full((slots, pages), -1, np.int32) for pages in pool_pages]
+        self._flat: NDArray[np.int32] = self.tables[0].reshape(-1) if pool_pages else np.empty(0, np.int32)
         self.held: list[NDArray[np.int32]] = [np.zeros(slots, np.int32) for _ in pool_pages]
         self.slot_of: dict[int, int] = {}
+        self._named = b""
+        self._rows = _NO_ROWS
 
     # ---- what changes hands ------------------------------------------------------------------
 
@@ -99,22 +108,8 @@ class SlotTable:
 
         Raises PlanMismatch before any row is touched.
         """
-        n, starts = plan.slot.size, plan.chunk_starts
-        for name, column in (
-            ("chunk_ends", plan.chunk_ends),
-            ("chunk_totals", plan.chunk_totals),
-            ("chunk_strides", plan.chunk_strides),
-        ):
-            if column.size != starts.size:
-                raise PlanMismatch(plan.seq, -1, name, f"{column.size} rows", f"{starts.size} rows")
-        chunked = 0
-        if starts.size:
-            if starts.size != n:
-                raise PlanMismatch(plan.seq, -1, "chunk_starts", f"{starts.size} rows", f"{n} rows")
-            chunk = starts >= 0
-            chunked = int(np.count_nonzero(chunk))
-            if np.count_nonzero(chunk[n - chunked :]) != chunked:
-                raise PlanMismatch(plan.seq, int(chunk.argmax()), "row", "chunked", "chunked rows come last")
+        n = plan.slot.size
+        chunked = self._count_chunks(plan, n)
         plain = n - chunked
         moved = self._check_chunks(plan, plain) if chunked else ()
         if plain:
@@ -124,31 +119,60 @@ class SlotTable:
             if final:
                 self.generated[slot] = self.accepted[slot] + 1
 
+    def _count_chunks(self, plan: StepPlan, n: int) -> int:
+        """How many rows are chunked; they come last."""
+        starts = plan.chunk_starts
+        size = starts.size
+        if not size == plan.chunk_ends.size == plan.chunk_totals.size == plan.chunk_strides.size:
+            sizes = [plan.chunk_ends.size, plan.chunk_totals.size, plan.chunk_strides.size]
+            raise PlanMismatch(plan.seq, -1, "rows of chunk_ends, chunk_totals, chunk_strides", sizes, size)
+        if not size:
+            return 0
+        if size != n:
+            raise PlanMismatch(plan.seq, -1, "chunk_starts", f"{size} rows", f"{n} rows")
+        chunk = starts >= _ZERO
+        chunked = int(np.count_nonzero(chunk))
+        if np.count_nonzero(chunk[n - chunked :]) != chunked:
+            raise PlanMismatch(plan.seq, int(chunk.argmax()), "row", "chunked", "chunked rows come last")
+        return chunked
+
     def _advance_plain(self, plan: StepPlan, plain: int) -> None:
         """Check and move the first ``plain`` rows: decodes, and whole inputs that run at once."""
-        slots, counter, samples = plan.slot[:plain], plan.counter[:plain], plan.samples[:plain]
-        if np.count_nonzero(plan.source[:plain]) == plain and self._fits(plan, slots, counter):
-            self.generated[slots] = counter + samples
+        slots, counter, samples = plan.slot, plan.counter, plan.samples
+        if plain < slots.size:
+            slots, counter, samples = slots[:plain], counter[:plain], samples[:plain]
+        rows = self._ascending(slots)
+        if np.count_nonzero(plan.source[:plain]) == plain and self._fits(plan, rows, counter):
+            self.generated[rows] = counter + samples
             return
         self._find_fault(plan, plain)
         whole = plan.source[:plain] == INPUT
         self.progress[slots[whole]] = self.length[slots[whole]]
         self.generated[slots] = np.where(whole, self.accepted[slots], counter) + samples
 
-    def _fits(self, plan: StepPlan, slots: NDArray[np.int32], counter: NDArray[np.int32]) -> bool:
+    def _ascending(self, slots: NDArray[np.int32]) -> NDArray[np.int64]:
+        """``slots`` as an index, where all are ours and in order; else none. Most steps repeat the last."""
+        named = slots.tobytes()
+        if named != self._named:
+            rows = slots.astype(np.int64)
+            ours = rows[0] >= 0 and rows[-1] < self.count
+            if not ours or np.count_nonzero(rows[1:] > rows[:-1]) != rows.size - 1:
+                return _NO_ROWS
+            self._named, self._rows = named, rows
+        return self._rows
+
+    def _fits(self, plan: StepPlan, rows: NDArray[np.int64], counter: NDArray[np.int32]) -> bool:
         """The whole check of rows that decode, in few passes. On False ``_find_fault`` names the fault
 
         or finds none: rows out of slot order are in order too.
         """
-        n = slots.size
-        last = int(slots[-1])
-        if slots[0] < 0 or last >= self.count or np.count_nonzero(slots[1:] <= slots[:-1]):
-            return False
-        at = slice(0, n) if last == n - 1 else slots  # slots without a gap need no gather
-        fits = self.generated[at] == counter
-        fits &= self.cap[at] > counter
-        fits &= self.owner[at] == plan.request[:n]
-        return bool(np.count_nonzero(fits) == n)
+        n = counter.size
+        return (
+            rows.size == n
+            and self.generated[rows].tobytes() == counter.tobytes()
+            and self.owner[rows].tobytes() == plan.request[:n].tobytes()
+            and np.count_nonzero(self.cap[rows] > counter) == n
+        )
 
     def _find_fault(self, plan: StepPlan, plain: int) -> None:
         """Raise for the first of the first ``plain`` rows that does not fit, if any."""
@@ -227,36 +251,66 @@ class SlotTable:
         self.length[slot] = bind.length
         self.accepted[slot] = bind.accepted
         self.progress[slot] = 0
-        self.generated[slot] = FREE
+        self.generated[slot] = PENDING
         self.cap[slot] = bind.cap
 
     def _grant(self, plan: StepPlan) -> None:
         """Append granted pages to the tables, in the record's order; a slot may be named more than once.
 
-        Grants are few or come in runs of one slot, so a loop over runs beats passes over columns.
+        A step's grants are mostly one page each to rows that decode, in slot order, and runs of one slot
+        for chunks: the former go in at once, the latter a run at a time.
         """
-        slots, pools = plan.grant_slot.tolist(), plan.grant_pool.tolist()
-        pages = plan.grant_page
-        start, count = 0, len(slots)
-        if min(pages.tolist()) < 0:
-            raise PlanMismatch(plan.seq, -1, "grant page", int(pages.min()), "0 or more")
+        slots = plan.grant_slot.tolist()
+        count = len(slots)
+        if np.count_nonzero(plan.grant_page < _ZERO):
+            raise PlanMismatch(plan.seq, -1, "grant page", int(plan.grant_page.min()), "0 or more")
+        start = 0
+        if count > _FEW_GRANTS:
+            singles = next((at for at in range(1, count) if slots[at] <= slots[at - 1]), count)
+            if singles > _FEW_GRANTS and self._grant_singles(plan, singles):
+                start = singles
+        pools, pages = plan.grant_pool.tolist(), plan.grant_page
         while start < count:
             slot, pool = slots[start], pools[start]
             end = start + 1
             while end < count and slots[end] == slot and pools[end] == pool:
                 end += 1
-            if not 0 <= slot < self.count:
-                raise PlanMismatch(plan.seq, -1, "grant slot", slot, f"0 to {self.count - 1}")
-            if not 0 <= pool < len(self.tables):
-                raise PlanMismatch(plan.seq, -1, "grant pool", pool, f"0 to {len(self.tables) - 1}")
-            row, held = self.tables[pool][slot], self.held[pool]
-            at = int(held[slot])
-            after = at + end - start
-            if after > row.size:
-                raise PlanMismatch(plan.seq, -1, f"pages of slot {slot}", after, f"at most {row.size}")
-            row[at:after] = pages[start:end]
-            held[slot] = after
+            self._grant_run(plan.seq, slot, pool, pages[start:end])
             start = end
+
+    def _grant_singles(self, plan: StepPlan, count: int) -> bool:
+        """One page of the first pool to each of the first ``count`` grants' slots, which ascend.
+
+        False, and nothing done, where a grant is anything else or does not fit.
+        """
+        rows = plan.grant_slot[:count].astype(np.int64)
+        if not self.tables or np.count_nonzero(plan.grant_pool[:count]):
+            return False
+        if rows[0] < 0 or rows[-1] >= self.count:
+            return False
+        held, width = self.held[0], self.tables[0].shape[1]
+        at = held[rows]
+        if np.count_nonzero(at < width) != count or np.count_nonzero(self.owner[rows] == FREE):
+            return False
+        self._flat[rows * width + at] = plan.grant_page[:count]
+        held[rows] = at + 1
+        return True
+
+    def _grant_run(self, seq: int, slot: int, pool: int, pages: NDArray[np.int32]) -> None:
+        """Append ``pages`` to the table of one slot."""
+        if not 0 <= slot < self.count:
+            raise PlanMismatch(seq, -1, "grant slot", slot, f"0 to {self.count - 1}")
+        if not 0 <= pool < len(self.tables):
+            raise PlanMismatch(seq, -1, "grant pool", pool, f"0 to {len(self.tables) - 1}")
+        if self.owner[slot] == FREE:
+            raise PlanMismatch(seq, -1, "grant slot", slot, "free")
+        row, held = self.tables[pool][slot], self.held[pool]
+        at = int(held[slot])
+        after = at + pages.size
+        if after > row.size:
+            raise PlanMismatch(seq, -1, f"pages of slot {slot}", after, f"at most {row.size}")
+        row[at:after] = pages
+        held[slot] = after
 
     def statistics(self) -> SlotTableStatistics:
         """Counts at this moment."""

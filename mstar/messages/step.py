@@ -110,7 +110,9 @@ class StepTail(msgspec.Struct, frozen=True, array_like=True, gc=False):
 _EMPTY_TAIL = StepTail()
 _tail_encoder = msgspec.msgpack.Encoder()
 _tail_decoder = msgspec.msgpack.Decoder(StepTail)
+_LOW = 0xFFFFFFFF
 _NO_COLUMN: NDArray[np.int32] = np.empty(0, np.int32)
+_NO_GRANTS: NDArray[np.int32] = np.empty((3, 0), np.int32)
 
 Column = NDArray[np.int32]
 
@@ -158,10 +160,9 @@ def row_digest(
     drops: NDArray[np.int64],
 ) -> int:
     """CRC-32 of the rows, grants and drops of a step: int64 [n], int32 [c, n], int32 [3, g], int64 [d]."""
-    crc = zlib.crc32(request.data)
-    crc = zlib.crc32(np.ascontiguousarray(columns).data, crc)
-    if grants.shape[1]:
-        crc = zlib.crc32(np.ascontiguousarray(grants).data, crc)
+    crc = zlib.crc32(columns.tobytes(), zlib.crc32(request.data))
+    if grants.size:
+        crc = zlib.crc32(grants.tobytes(), crc)
     if drops.size:
         crc = zlib.crc32(drops.data, crc)
     return crc
@@ -179,79 +180,81 @@ class StepDraft:
         self.rows = slot.rows
         self.grants = slot.grants
         self.drops = slot.drops
-        self.n_rows = 0
-        self.n_grants = 0
-        self.n_drops = 0
+        self.n_rows = self.n_grants = self.n_drops = 0
+
+    def grant(self, slots: int | NDArray[np.int64], pages: NDArray[np.int32], pool: int = 0) -> None:
+        """Append grants of ``pages`` (int32 [g]) of ``pool``: all to one slot, or one to each of g slots."""
+        at = self.n_grants
+        self.n_grants = end = at + pages.size
+        grants = self.grants
+        grants[0, at:end] = slots
+        grants[1, at:end] = pool
+        grants[2, at:end] = pages
 
     def seal(
-        self, *, node: int, walk: int, bucket: int, flags: int, chunked: bool, tail: StepTail = _EMPTY_TAIL
+        self, *, node: int, walk: int, bucket: int, flags: int, chunked: bool, tail: StepTail | None = None
     ) -> StepPlan:
         """Write header and tail, and return the plan. Raises TailTooLarge."""
         n, g, d = self.n_rows, self.n_grants, self.n_drops
-        header = self.slot.header
+        slot = self.slot
+        header = slot.header
         tail_len = 0
-        if tail is not _EMPTY_TAIL:
+        if tail is not None:
             encoded = _tail_encoder.encode(tail)
             tail_len = len(encoded)
-            if tail_len > len(self.slot.tail):
-                raise TailTooLarge(f"the tail takes {tail_len} bytes, its slot has {len(self.slot.tail)}")
-            self.slot.tail[:tail_len] = encoded
+            if tail_len > len(slot.tail):
+                raise TailTooLarge(f"the tail takes {tail_len} bytes, its slot has {len(slot.tail)}")
+            slot.tail[:tail_len] = encoded
         if chunked:
             flags |= FLAG_CHUNKED
-        columns = self.rows[: STRIDE + 1 if chunked else START, :n]
-        digest = row_digest(self.request[:n], columns, self.grants[:, :g], self.drops[:d])
         header[1] = n | g << 32
         header[2] = d
         header[3] = node | walk << 32
         header[4] = bucket | flags << 32
-        header[5] = digest
         header[6] = tail_len
-        return _plan(self.seq, self.slot, node, walk, bucket, flags, digest, n, g, d, tail)
+        plan = _plan(self.seq, slot, tail or _EMPTY_TAIL)
+        header[5] = plan.digest
+        return plan
 
 
 def open_plan(seq: int, slot: StepSlot) -> StepPlan:
     """Read the plan of ``seq`` from ``slot``. Raises DigestMismatch, msgspec.DecodeError."""
     header = slot.header
-    counts, place, shape, tail_len = header[1], header[3], header[4], header[6]
-    n, g, d = counts & 0xFFFFFFFF, counts >> 32, header[2]
-    flags = shape >> 32
-    tail = _tail_decoder.decode(slot.tail[:tail_len]) if tail_len else _EMPTY_TAIL
-    columns = slot.rows[: STRIDE + 1 if flags & FLAG_CHUNKED else START, :n]
-    digest = row_digest(slot.request[:n], columns, slot.grants[:, :g], slot.drops[:d])
-    if digest != header[5]:
+    tail_len = header[6]
+    plan = _plan(seq, slot, _tail_decoder.decode(slot.tail[:tail_len]) if tail_len else _EMPTY_TAIL)
+    if plan.digest != header[5]:
         raise DigestMismatch(
-            f"step {seq}: the rows read have digest {digest:#x}, the leader wrote {header[5]:#x}"
+            f"step {seq}: the rows read have digest {plan.digest:#x}, the leader wrote {header[5]:#x}"
         )
-    return _plan(seq, slot, place & 0xFFFFFFFF, place >> 32, shape & 0xFFFFFFFF, flags, digest, n, g, d, tail)
+    return plan
 
 
-def _plan(
-    seq: int,
-    slot: StepSlot,
-    node: int,
-    walk: int,
-    bucket: int,
-    flags: int,
-    digest: int,
-    n: int,
-    g: int,
-    d: int,
-    tail: StepTail,
-) -> StepPlan:
-    rows = slot.rows[:, :n]
-    grants = slot.grants[:, :g]
-    if flags & FLAG_CHUNKED:
+def _plan(seq: int, slot: StepSlot, tail: StepTail) -> StepPlan:
+    """Views of what the header of ``slot`` counts, and their digest."""
+    header = slot.header
+    counts, place, shape, d = header[1], header[3], header[4], header[2]
+    n, g, flags = counts & _LOW, counts >> 32, shape >> 32
+    chunked = flags & FLAG_CHUNKED
+    request, drops = slot.request[:n], slot.drops[:d]
+    rows = slot.rows[: STRIDE + 1 if chunked else START, :n]
+    if g:
+        grants = slot.grants[:, :g]
+        grant_slot, grant_pool, grant_page = grants[0], grants[1], grants[2]
+    else:
+        grants = _NO_GRANTS
+        grant_slot = grant_pool = grant_page = _NO_COLUMN
+    if chunked:
         starts, ends, totals, strides = rows[START], rows[END], rows[TOTAL], rows[STRIDE]
     else:
         starts = ends = totals = strides = _NO_COLUMN
     return StepPlan(
         seq,
-        node,
-        walk,
-        bucket,
+        place & _LOW,
+        place >> 32,
+        shape & _LOW,
         flags & ~FLAG_CHUNKED,
-        digest,
-        slot.request[:n],
+        row_digest(request, rows, grants, drops),
+        request,
         rows[SLOT],
         rows[WALK],
         rows[SOURCE],
@@ -262,10 +265,10 @@ def _plan(
         ends,
         totals,
         strides,
-        grants[0],
-        grants[1],
-        grants[2],
-        slot.drops[:d],
+        grant_slot,
+        grant_pool,
+        grant_page,
+        drops,
         tail.binds,
         tail.copies,
         tail.takes,

@@ -37,6 +37,7 @@ _PLAIN_TAG = _PLAIN.to_bytes(8, "little")
 _EVENT_TAG = _EVENT.to_bytes(8, "little")
 
 _COLUMNS = {"request": "int64", "attempt": "int32", "index": "int32", "token": "int32", "finish": "int8"}
+_INT64, _INT32, _INT8 = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.int8)
 _plain = Table("tokens", _COLUMNS)
 _scored = Table("tokens-scored", {**_COLUMNS, "logprob": "float32"})
 _tops = Table("tops", {"top_ids": "int32", "top_logprobs": "float32"})
@@ -94,24 +95,72 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
 
+class _Frame(NamedTuple):
+    """What stands before each column of a plain record of so many rows, and the bytes of all of it."""
+
+    heads: tuple[bytes, ...]
+    end: bytes
+    nbytes: int
+
+
+_frames: dict[int, _Frame] = {}
+"""One for each number of rows that occurred: at most the slots of the largest decider."""
+
+
 def encode_tokens(batch: TokenBatch) -> list[Buffer]:
     """The parts of a token record, for RingWriter.send_parts. Raises ColumnMismatch.
 
     A record is a u64 (kind, and above it the bytes of the first frame) and a frame of rows; with
-    logprobs a second frame follows, of TOP rows for each row of the first.
+    logprobs a second frame follows, of TOP rows for each row of the first. A plain record is one part.
     """
-    columns: dict[str, NDArray[Any]] = {
+    request, attempt, index, token, finish, logprob, top_ids, top_logprobs = batch
+    if logprob is None or top_ids is None or top_logprobs is None:
+        frame = _frames.get(request.size)
+        if (
+            frame is not None
+            and request.dtype is _INT64
+            and attempt.dtype is _INT32
+            and index.dtype is _INT32
+            and token.dtype is _INT32
+            and finish.dtype is _INT8
+        ):
+            a, b, c, d, e = frame.heads
+            parts: tuple[Any, ...] = (a, request, b, attempt, c, index, d, token, e, finish, frame.end)
+            record = b"".join(parts)
+            if len(record) == frame.nbytes:
+                return [record]
+        return [_learn(batch)]
+    columns = _columns(batch)
+    whole = _scored.encode({**columns, "logprob": logprob})
+    tops = {"top_ids": top_ids.reshape(-1), "top_logprobs": top_logprobs.reshape(-1)}
+    return [(_SCORED | len(whole) << 32).to_bytes(8, "little"), whole, *_tops.parts(tops)]
+
+
+def _learn(batch: TokenBatch) -> bytes:
+    """Encode a plain record column by column, and keep what its table puts around the columns."""
+    columns = _columns(batch)
+    parts = [_PLAIN_TAG, *_plain.parts(columns)]
+    record = b"".join(parts)
+    heads: list[bytes] = []
+    end = b""
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            heads.append(end)
+            end = b""
+        else:
+            end += bytes(part)
+    _frames[batch.request.size] = _Frame(tuple(heads), end, len(record))
+    return record
+
+
+def _columns(batch: TokenBatch) -> dict[str, NDArray[Any]]:
+    return {
         "request": batch.request,
         "attempt": batch.attempt,
         "index": batch.index,
         "token": batch.token,
         "finish": batch.finish,
     }
-    if batch.logprob is None or batch.top_ids is None or batch.top_logprobs is None:
-        return [_PLAIN_TAG, *_plain.parts(columns)]
-    frame = _scored.encode({**columns, "logprob": batch.logprob})
-    tops = {"top_ids": batch.top_ids.reshape(-1), "top_logprobs": batch.top_logprobs.reshape(-1)}
-    return [(_SCORED | len(frame) << 32).to_bytes(8, "little"), frame, *_tops.parts(tops)]
 
 
 def encode_event(event: Event) -> bytes:

@@ -207,6 +207,9 @@ def test_a_row_that_contradicts_this_rank_names_step_row_and_both_values(
         (Step(rows=(Chunk(1, 2, 8, 24, 20),)), "chunk"),
         (Step(grants=((1, 2, 0),)), "grant pool"),
         (Step(grants=((16, 0, 0),)), "grant slot"),
+        (Step(grants=pages(3, 7)), "grant slot is 3 in the plan, free"),
+        (Step(drops=(1,), grants=pages(0, 7)), "grant slot is 0 in the plan, free"),
+        (Step(rows=(Decode(1, 2, 2**31 - 1),)), "counter"),
         (Step(rows=(Decode(0, 1, 2),), drops=(1,)), "request"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -245,6 +248,49 @@ def test_pages_are_appended_in_the_records_order() -> None:
     run(table, plan)
     assert table.tables[0][1, :4].tolist() == [4, 7, 5, -1]
     assert table.held[0][:2].tolist() == [2, 3]
+
+
+def _wide() -> SlotTable:
+    """A table with requests 10 to 15 in slots 0 to 5, three pages of each row taken by the even ones."""
+    table = SlotTable(16, (8,))
+    binds = tuple(bind(10 + slot, slot, 8) for slot in range(6))
+    grants = tuple((slot, 0, 100 + 10 * slot + page) for slot in range(0, 6, 2) for page in range(3))
+    run(table, write(1, Step(binds=binds, grants=grants), new_slot()))
+    return table
+
+
+def test_a_page_each_for_many_slots_and_a_run_for_one_end_where_they_belong() -> None:
+    table = _wide()
+    singles = tuple((slot, 0, 200 + slot) for slot in range(6))
+    run(table, write(2, Step(grants=(*singles, *pages(5, 300, 301), *pages(0, 302))), new_slot()))
+    assert table.held[0][:6].tolist() == [5, 1, 4, 1, 4, 3]
+    assert table.tables[0][0, :6].tolist() == [100, 101, 102, 200, 302, -1]
+    assert table.tables[0][3, :2].tolist() == [203, -1]
+    assert table.tables[0][5, :4].tolist() == [205, 300, 301, -1]
+
+
+@pytest.mark.parametrize(
+    ("grant", "field"),
+    [
+        ((6, 0, 9), "grant slot is 6 in the plan, free"),
+        ((16, 0, 9), "grant slot"),
+        ((5, 1, 9), "grant pool"),
+        ((5, 0, -1), "grant page"),
+    ],
+)
+def test_one_bad_grant_among_many_is_named(grant: tuple[int, int, int], field: str) -> None:
+    singles = tuple((slot, 0, 200 + slot) for slot in range(5))
+    with pytest.raises(PlanMismatch, match=field):
+        run(_wide(), write(2, Step(grants=(*singles, grant)), new_slot()))
+
+
+def test_many_rows_may_not_pass_their_tables_end() -> None:
+    table = _wide()
+    for seq in range(2, 7):
+        grants = tuple((slot, 0, 200 + slot) for slot in range(6))
+        run(table, write(seq, Step(grants=grants), new_slot()))
+    with pytest.raises(PlanMismatch, match="pages of slot 0"):
+        run(table, write(7, Step(grants=tuple((slot, 0, 9) for slot in range(6))), new_slot()))
 
 
 def test_more_pages_than_a_row_may_hold_are_refused() -> None:

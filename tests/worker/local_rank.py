@@ -45,12 +45,14 @@ class Answer(NamedTuple):
 class LocalRank:
     """Generates whole batches. ``stagger`` admits a sequence every so many turns instead of all at once."""
 
-    def __init__(self, directory: Path, **deployment: object) -> None:
+    def __init__(self, directory: Path, *, horizon_tokens: int | None = None, **deployment: object) -> None:
         config = RankConfig(0, Deployment(model="local", **deployment), "local", str(directory), ())  # type: ignore[arg-type]
         self._prompts: dict[int, NDArray[np.int32]] = {}
         self.replays = Replays()
         self.engine = build_engine(config, self._input, lambda *stage: None)
         limits = self.engine.limits
+        if horizon_tokens is not None:
+            limits = limits._replace(horizon_tokens=horizon_tokens)
         layout = StepLayout(
             limits.slots,
             2 * limits.slots + limits.batch_tokens // limits.page_size + 2,

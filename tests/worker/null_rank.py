@@ -8,7 +8,7 @@ page freed early or a skipped token raises instead of passing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,15 +116,9 @@ class NullRank(SlotState):
         tokens = np.arange(prompt, dtype=np.int32) + 1000 * request
         self.prompts[request] = tokens
         self.kept[request] = Kept([], [], [])
-        message = Admit(
-            request=request,
-            attempt=0,
-            prompt=SlabHandle(request, 0, tokens.nbytes),
-            prompt_tokens=prompt,
-            max_tokens=max_tokens,
-            sampling=Sampling(),
-            **extra,  # type: ignore[arg-type]
-        )
+        fields: dict[str, Any] = {"prompt_tokens": prompt, "max_tokens": max_tokens, **extra}
+        handle = SlabHandle(request, 0, tokens.nbytes)
+        message = Admit(request=request, attempt=0, prompt=handle, sampling=Sampling(), **fields)
         self.scheduler.admit(message, tokens, lambda: self.released.append(request))
         self._told(self.scheduler.take_refusals())
 

@@ -76,13 +76,10 @@ def test_greedy_tokens_are_those_of_transformers(tiny_model_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_tokens_do_not_change_when_rows_are_preempted(
-    tiny_model_dir: Path, depth: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_do_not_change_when_rows_are_preempted(tiny_model_dir: Path, depth: int) -> None:
     asked = [prompt._replace(max_tokens=60) for prompt in prompts(10, SEEDED, longest=30)]
     roomy = tokens(rank(tiny_model_dir, depth).generate(asked))
-    monkeypatch.setattr("mstar.worker.scheduler.HORIZON_TOKENS", 4)
-    tight = rank(tiny_model_dir, depth, page_size=4, max_seq_len=96)
+    tight = rank(tiny_model_dir, depth, page_size=4, max_seq_len=96, horizon_tokens=4)
     tight.scheduler.ledger.withdraw(-(tight.engine.limits.pages - 48))  # all but 48 pages are spoken for
     answers = tight.generate(asked)
     assert tight.scheduler.statistics().preempted > 0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mstar.messages.step import StepPlan
 from mstar.messages.tokens import LENGTH, STOP
 from tests.worker.null_rank import LIMITS, STOP_ID, NullRank, expected
 
@@ -127,9 +130,8 @@ def test_a_pool_too_small_for_all_preempts_the_youngest_and_finishes_all(depth: 
 
 
 @DEPTHS
-def test_a_preempted_row_continues_where_it_was(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mstar.worker.scheduler.HORIZON_TOKENS", 4)
-    rank = NullRank(LIMITS._replace(depth=depth, pages=24, slots=6))
+def test_a_preempted_row_continues_where_it_was(depth: int) -> None:
+    rank = NullRank(LIMITS._replace(depth=depth, pages=24, slots=6, horizon_tokens=4))
     for request in range(1, 13):
         rank.admit(request, prompt=8, max_tokens=60)
     rank.drain()
@@ -140,15 +142,96 @@ def test_a_preempted_row_continues_where_it_was(depth: int, monkeypatch: pytest.
     rank.check_idle()
 
 
-def test_the_oldest_row_is_never_preempted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mstar.worker.scheduler.HORIZON_TOKENS", 4)
-    rank = NullRank(LIMITS._replace(pages=24, slots=6))
+def test_the_oldest_row_is_never_preempted() -> None:
+    rank = NullRank(LIMITS._replace(pages=24, slots=6, horizon_tokens=4))
     for request in range(1, 7):
         rank.admit(request, prompt=8, max_tokens=80)
     while not rank.kept[1].finish:
         rank.turn()
         assert all(1 not in drops for _, _, drops in rank.plans)
     rank.drain()
+
+
+@DEPTHS
+@pytest.mark.parametrize("horizon", [1, 4, 16])
+@pytest.mark.parametrize("pages", [20, 27, 34])
+def test_a_crowded_pool_gives_nobody_a_page_of_another(depth: int, horizon: int, pages: int) -> None:
+    """Rows that reach a border together, some with a promise and some without, while others must leave."""
+    rank = NullRank(LIMITS._replace(depth=depth, pages=pages, horizon_tokens=horizon))
+    owed = {request: (1 + request * 5 % 20, 2 + request * 11 % 54) for request in range(1, 19)}
+    for request, (prompt, budget) in owed.items():
+        rank.admit(request, prompt=prompt, max_tokens=budget)
+        for _ in range(request % 3):
+            rank.turn()
+    rank.drain(4000)
+    for request, (prompt, budget) in owed.items():
+        assert rank.kept[request].tokens == expected(request, prompt, budget)
+    rank.check_idle()
+
+
+def test_nobody_overtakes_a_preempted_row_on_its_way_back() -> None:
+    rank = NullRank(LIMITS._replace(depth=2, pages=24, slots=6, horizon_tokens=4))
+    preempted: dict[int, int] = {}
+    ages: list[tuple[int, int]] = []
+
+    def watch(plan: StepPlan) -> None:
+        for request in plan.drops.tolist():
+            if len(rank.kept[request].tokens) < 60:
+                preempted[request] = plan.seq
+        for bind in plan.binds:
+            preempted.pop(bind.request, None)
+            ages.extend((bind.request, older) for older in preempted if older < bind.request)
+
+    rank.on_launch = watch
+    for request in range(1, 13):
+        rank.admit(request, prompt=8, max_tokens=60)
+    rank.drain()
+    assert rank.scheduler.statistics().preempted > 0
+    assert not ages
+
+
+def test_rows_get_their_pages_in_rounds_and_never_past_their_budget() -> None:
+    rank = NullRank(LIMITS._replace(page_size=8, pages=64))
+    rounds: list[int] = []
+    held: dict[int, int] = {}
+
+    def watch(plan: StepPlan) -> None:
+        if plan.grant_slot.size and not plan.chunk_starts.size:
+            rounds.append(plan.seq)
+        for slot in plan.grant_slot.tolist():
+            held[slot] = held.get(slot, 0) + 1
+
+    rank.on_launch = watch
+    for request in range(1, 9):
+        rank.admit(request, prompt=3 + request, max_tokens=40 + request)
+    rank.drain()
+    assert all(after - before >= 8 for before, after in pairwise(rounds))
+    assert held == {request - 1: -(-(42 + 2 * request) // 8) for request in range(1, 9)}
+
+
+def test_a_bind_as_large_as_a_step_can_take_is_bound_and_a_larger_one_refused() -> None:
+    """What lies between the two would stand at the head of the line for ever."""
+    rank = NullRank(LIMITS._replace(tail_bytes=1024))
+    for request, ids in enumerate(range(150, 180), 1):
+        rank.admit(request, max_tokens=2, stop_ids=tuple(range(10**6, 10**6 + ids)))
+    rank.drain()
+    kept = list(rank.kept.values())
+    assert all(entry.finish == [LENGTH] or entry.failed[0].status == 400 for entry in kept)
+    assert len({bool(entry.failed) for entry in kept}) == 2
+
+
+@pytest.mark.parametrize(
+    ("accepted", "max_tokens", "prompt_tokens"), [(4, 4, 5), (-1, 4, 10), (0, 0, 9), (0, 4, 8), (2, 4, 9)]
+)
+def test_an_admission_that_contradicts_itself_is_refused_and_the_cell_lives(
+    accepted: int, max_tokens: int, prompt_tokens: int
+) -> None:
+    rank = NullRank()
+    rank.admit(1, prompt=9, max_tokens=max_tokens, prompt_tokens=prompt_tokens, accepted=accepted)
+    rank.admit(2)
+    rank.drain()
+    assert rank.kept[1].failed[0].status == 400
+    assert rank.kept[2].tokens == expected(2, 5, 4)
 
 
 def test_a_failed_step_ends_its_rows_and_nobody_else() -> None:
@@ -210,14 +293,22 @@ def test_ready_rows_decode_in_every_step_with_room() -> None:
     assert seqs == list(range(seqs[0], seqs[0] + 40))
 
 
-def test_more_stop_ids_than_the_columns_hold_widen_them() -> None:
+def test_a_row_stops_at_its_own_stop_ids_and_at_no_other_rows() -> None:
     rank = NullRank()
-    rank.stops[1] = 2
+    rank.stops[1] = rank.stops[2] = 2
     rank.admit(1, max_tokens=30, stop_ids=(900001, 900002, 900003, 900004, 900005, STOP_ID))
-    rank.admit(2, max_tokens=3)
+    rank.admit(2, max_tokens=6, stop_ids=(900001,))
     rank.drain()
     assert rank.kept[1].finish == [STOP]
     assert rank.kept[2].finish == [LENGTH]
+
+
+def test_a_stop_id_on_the_last_budgeted_token_is_a_stop() -> None:
+    rank = NullRank()
+    rank.stops[1] = 3
+    rank.admit(1, max_tokens=4, stop_ids=(STOP_ID,))
+    rank.drain()
+    assert rank.kept[1].finish == [STOP]
 
 
 _event = st.one_of(
@@ -240,40 +331,38 @@ _event = st.one_of(
 def test_random_faults_leave_every_request_with_one_end_and_every_page_free(
     depth: int, pages: int, horizon: int, events: list[tuple[str, int, int]], stops: dict[int, int]
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mstar.worker.scheduler.HORIZON_TOKENS", horizon)
-        rank = NullRank(LIMITS._replace(depth=depth, pages=pages, slots=5))
-        rank.stops = stops
-        aborted: set[int] = set()
-        budgets: dict[int, tuple[int, int]] = {}
-        for kind, first, second in events:
-            if kind == "admit":
-                request = len(budgets) + 1
-                budgets[request] = (first, second)
-                rank.admit(request, prompt=first, max_tokens=second, stop_ids=(STOP_ID,))
-            elif kind == "abort":
-                ended = rank.kept.get(first)
-                if ended is not None and not ended.finish and not ended.failed:
-                    aborted.add(first)
-                rank.scheduler.abort(first)
-            elif kind == "turn":
-                for _ in range(first):
-                    rank.turn()
-            else:
-                rank.fail_at.add(rank.scheduler.pipeline.next_seq)
-        rank.drain()
-        for request, (prompt, budget) in budgets.items():
-            kept = rank.kept[request]
-            owed = expected(request, prompt, budget)
-            stop = stops.get(request)
-            if stop is not None and stop < budget:
-                owed = [*owed[:stop], STOP_ID]
-            assert kept.tokens == owed[: len(kept.tokens)]
-            assert len(kept.finish) + len(kept.failed) == (0 if request in aborted else 1)
-            if kept.finish:
-                assert kept.tokens == owed
-        assert sorted(set(rank.released)) == sorted(budgets)
-        rank.check_idle()
+    rank = NullRank(LIMITS._replace(depth=depth, pages=pages, slots=5, horizon_tokens=horizon))
+    rank.stops = stops
+    aborted: set[int] = set()
+    budgets: dict[int, tuple[int, int]] = {}
+    for kind, first, second in events:
+        if kind == "admit":
+            request = len(budgets) + 1
+            budgets[request] = (first, second)
+            rank.admit(request, prompt=first, max_tokens=second, stop_ids=(STOP_ID,))
+        elif kind == "abort":
+            ended = rank.kept.get(first)
+            if ended is not None and not ended.finish and not ended.failed:
+                aborted.add(first)
+            rank.scheduler.abort(first)
+        elif kind == "turn":
+            for _ in range(first):
+                rank.turn()
+        else:
+            rank.fail_at.add(rank.scheduler.pipeline.next_seq)
+    rank.drain()
+    for request, (prompt, budget) in budgets.items():
+        kept = rank.kept[request]
+        owed = expected(request, prompt, budget)
+        stop = stops.get(request)
+        if stop is not None and stop < budget:
+            owed = [*owed[:stop], STOP_ID]
+        assert kept.tokens == owed[: len(kept.tokens)]
+        assert len(kept.finish) + len(kept.failed) == (0 if request in aborted else 1)
+        if kept.finish:
+            assert kept.tokens == owed
+    assert sorted(set(rank.released)) == sorted(budgets)
+    rank.check_idle()
 
 
 def test_slots_are_taken_lowest_first_so_that_plans_stay_short() -> None:

@@ -1,0 +1,47 @@
+"""Limits: what bounds a decider."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["Limits"]
+
+_PAGE_ROUND = 8
+
+
+class Limits(NamedTuple):
+    """What bounds a decider: slots, tokens of one sequence, pages and their tokens, tokens a step.
+
+    ``horizon_tokens`` is how far ahead of what a row has generated its pages are promised,
+    ``tail_bytes`` the room for the binds of one step.
+    """
+
+    slots: int
+    max_seq_len: int
+    pages: int
+    page_size: int
+    batch_tokens: int
+    min_chunk_tokens: int
+    depth: int
+    max_waiting: int
+    tail_bytes: int = 65536
+    horizon_tokens: int = 256
+
+    def pages_of(self, tokens: int) -> int:
+        """How many pages ``tokens`` tokens of one sequence take."""
+        return -(-tokens // self.page_size)
+
+    @property
+    def page_round(self) -> int:
+        """Steps from one round of giving pages to the next: no row needs two pages in so many."""
+        return min(_PAGE_ROUND, self.page_size)
+
+    @property
+    def chunk_floor(self) -> int:
+        """The fewest tokens a chunk has, but for a prompt's last one."""
+        return min(self.min_chunk_tokens, self.batch_tokens)
+
+    @property
+    def bind_bytes(self) -> int:
+        """Bytes that the binds of one step may take together."""
+        return self.tail_bytes - 64
