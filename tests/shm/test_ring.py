@@ -257,6 +257,16 @@ def test_a_refused_writer_is_rung_once_the_ring_is_empty() -> None:
     ring.close()
 
 
+def test_room_that_comes_while_the_writer_asks_for_it_is_used(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.fill()
+    refused = pair.writer.refused
+    monkeypatch.setattr("shm.ring.fence", lambda: pair.take())
+    assert pair.writer.send(b"just in time")
+    assert pair.writer.refused == refused
+
+
 @pytest.mark.parametrize("capacity", [0, 2048, 5000, 4095])
 def test_a_capacity_that_is_no_power_of_two_is_refused(capacity: int) -> None:
     with pytest.raises(ValueError, match=f"not {capacity}"):

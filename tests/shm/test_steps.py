@@ -196,6 +196,18 @@ def test_only_those_who_sleep_are_rung(cell: Cell) -> None:
     assert cell.writer.statistics() == (2, 4, (2, 2), 1)
 
 
+def test_a_step_is_published_before_the_fence_and_rung_after_it(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, doorbell = cell.readers[0], cell.doorbells[0]
+    Sleeper(cell.board.line(0)).announce(reader.has_data)
+    seen: list[tuple[bool, int]] = []
+    monkeypatch.setattr("shm.steps.fence", lambda: seen.append((reader.has_data(), doorbell.drain())))
+    cell.step(1)
+    assert seen == [(True, 0)]
+    assert doorbell.drain() == 1
+
+
 def test_a_sleeping_leader_hears_of_a_finished_step_and_of_an_error(cell: Cell) -> None:
     sleeper = Sleeper(cell.board.line(2))
     cell.step(1)
