@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mstar.distributed.memory import huge_empty
+from mstar.distributed.memory import collapse, huge_empty
 
 __all__ = ["LaidOut", "Layout", "Multiply", "lay_out", "packs"]
 
@@ -81,6 +81,7 @@ def _columns(weight: Tensor, bias: Tensor | None) -> Multiply:
 
 def _blocks(weight: Tensor, bias: Tensor | None) -> Multiply:
     blocks = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+    collapse(int(torch.ops.mkldnn.data_ptr(blocks)), int(torch.ops.mkldnn._nbytes(blocks)))
     pointwise = torch.ops.mkldnn._linear_pointwise.default
     return lambda x: cast(Tensor, pointwise(x, blocks, bias, "none", [], ""))
 

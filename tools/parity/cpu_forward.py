@@ -1,11 +1,10 @@
 """CPU forward of a model beside transformers' in one process: ms a step, tok/s, GB/s reached.
 
-    python -m tools.parity.cpu_forward [MODEL] [--dtype float32] [--threads 1] [--repeats 7] [--batches 1 8
-    16 64]
+    python -m tools.parity.cpu_forward [MODEL] [--dtype float32] [--threads 1] [--batches 1 8 16 64]
 
 Both run the same shapes, alternating, on the same threads; the figure is the median and the minimum over
-repeats. A decode step takes one token for each of B sequences with `--context` tokens in the cache. The
-floor is one reading of the weights and of the cached keys and values.
+repeats. A decode step takes one token for each of B sequences with `--context` tokens in the cache; its bytes
+are one reading of the weights and of the cached keys and values.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from typing import Any, NamedTuple
 import torch
 
 from mstar.model.api import CausalLM, ForwardBatch, KVCache
-from mstar.model.choose import choose_cpu
 from mstar.model.files import resolve
 from mstar.model.weights import load_model
 
@@ -93,17 +91,19 @@ class _Theirs:
         self._model(input_ids=torch.randint(3, 200, (1, count)), use_cache=True, logits_to_keep=1)
 
 
-def _alternate(repeats: int, steps: int, *works: Callable[[], None]) -> list[list[float]]:
+def _alternate(
+    clock: Callable[[], float], repeats: int, steps: int, *works: Callable[[], None]
+) -> list[list[float]]:
     """Seconds a step of each work, `repeats` times `steps` steps, in turns, after one warm-up step."""
     seconds: list[list[float]] = [[] for _ in works]
     for work in works:
         work()
     for _ in range(repeats):
         for took, work in zip(seconds, works, strict=True):
-            started = time.perf_counter()
+            started = clock()
             for _ in range(steps):
                 work()
-            took.append((time.perf_counter() - started) / steps)
+            took.append((clock() - started) / steps)
     return seconds
 
 
@@ -119,8 +119,10 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=512)
     parser.add_argument("--scattered", action="store_true", help="pages in random order, not in a row")
     parser.add_argument("--ours-only", action="store_true")
+    parser.add_argument("--cpu-time", action="store_true", help="for a busy machine, with one thread")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    clock = time.process_time if options.cpu_time else time.perf_counter
     dtype = getattr(torch, options.dtype)
     files = resolve(options.model)
     ours = load_model(files, dtype=dtype, device=torch.device("cpu"))
@@ -136,17 +138,18 @@ def main() -> None:
             works = [_Ours(ours, batch, options.context, dtype, options.scattered).decode]
             if theirs is not None:
                 works.append(_Theirs(theirs, batch, options.context).decode)
-            took = _alternate(options.repeats, 3, *works)
-            figures.append(_Figure(f"decode {batch}", batch, nbytes, took[0], (took + [[]])[1]))
+            took = _alternate(clock, options.repeats, 3, *works)
+            figures.append(_Figure(f"decode {batch}", batch, nbytes, took[0], took[-1] if theirs else []))
         if options.prefill:
             count = options.prefill
             works = [lambda: _Ours(ours, 1, count, dtype, options.scattered).prefill(count)]
             if theirs is not None:
                 works.append(lambda: _Theirs(theirs, 1, 1).prefill(count))
-            took = _alternate(max(options.repeats // 2, 3), 1, *works)
-            figures.append(_Figure(f"prefill {count}", count, 0, took[0], (took + [[]])[1]))
+            took = _alternate(clock, max(options.repeats // 2, 3), 1, *works)
+            figures.append(_Figure(f"prefill {count}", count, 0, took[0], took[-1] if theirs else []))
     print(
-        f"{files.name} {options.dtype} {options.threads} threads, context {options.context}; {choose_cpu(ours.spec)}"
+        f"{files.name} {options.dtype}, {options.threads} threads, context {options.context}, "
+        f"{'CPU' if options.cpu_time else 'wall'} time"
     )
     print(f"{'':14s}{'ours ms median (min)':>22s}{'tok/s':>8s}{'GB/s':>7s}{'theirs ms':>20s}{'ratio':>14s}")
     for figure in figures:

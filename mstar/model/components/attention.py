@@ -56,8 +56,8 @@ class Attention(nn.Module):
         out = torch.empty_like(q)
         for prefill in plan.prefills:
             _prefill(prefill, q, k, v, keys, values, out)
-        for row in plan.runs:
-            _in_place(row, q, keys, values, out)
+        if plan.runs:
+            _in_place(plan.runs, q, keys, values, out)
         for rows in plan.gathered:
             _gathered(rows, q, keys, values, out)
         return self._group.all_reduce(self.out(out.view(count, -1)))
@@ -72,7 +72,7 @@ def _prefill(
 ) -> None:
     own = row.tokens
     if row.run is not None:
-        seen_k, seen_v = keys[:, row.run], values[:, row.run]
+        seen_k, seen_v = (cache.narrow(1, *row.run) for cache in (keys, values))
     elif row.slots is not None:
         seen_k, seen_v = keys.index_select(1, row.slots), values.index_select(1, row.slots)
     else:
@@ -89,18 +89,21 @@ def _prefill(
     out[own] = attended[0].transpose(0, 1).view(out[own].shape)
 
 
-def _in_place(row: RunRow, q: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
-    own, target = q[row.token], out[row.token]
-    if len(row.runs) == 1:
-        run = row.runs[0]
-        weights = torch.softmax(torch.bmm(own, keys[:, run].transpose(1, 2)), dim=-1)
-        torch.bmm(weights, values[:, run], out=target)
-        return
-    scores = [torch.bmm(own, keys[:, run].transpose(1, 2)) for run in row.runs]
-    parts = torch.softmax(torch.cat(scores, dim=-1), dim=-1).split([s.shape[-1] for s in scores], dim=-1)
-    torch.bmm(parts[0], values[:, row.runs[0]], out=target)
-    for part, run in zip(parts[1:], row.runs[1:], strict=True):
-        target.baddbmm_(part, values[:, run])
+def _in_place(rows: list[RunRow], q: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
+    # Views cost as much as the arithmetic of a short row: they are made with the cheapest call, and once.
+    queries, targets, columns = q.unbind(), out.unbind(), keys.transpose(1, 2)
+    for token, runs in rows:
+        own, target = queries[token], targets[token]
+        if len(runs) == 1:
+            start, length = runs[0]
+            weights = torch.softmax(torch.bmm(own, columns.narrow(2, start, length)), dim=-1)
+            torch.bmm(weights, values.narrow(1, start, length), out=target)
+            continue
+        scores = [torch.bmm(own, columns.narrow(2, start, length)) for start, length in runs]
+        weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1)
+        target.zero_()
+        for part, (start, length) in zip(weights.split([r.length for r in runs], -1), runs, strict=True):
+            target.baddbmm_(part, values.narrow(1, start, length))
 
 
 def _gathered(rows: GatheredRows, q: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:

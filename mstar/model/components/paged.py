@@ -11,21 +11,28 @@ from torch import Tensor
 
 from mstar.model.api import ForwardBatch
 
-__all__ = ["AttentionPlan", "GatheredRows", "PrefillRow", "RunRow"]
+__all__ = ["AttentionPlan", "GatheredRows", "PrefillRow", "Run", "RunRow"]
 
 _LEAST_RUN = 128
 _GROUP_TOKENS = 1400
 
 
+class Run(NamedTuple):
+    """`length` slots in a row from `start` on."""
+
+    start: int
+    length: int
+
+
 class PrefillRow(NamedTuple):
     """A row with several new tokens (`tokens` of the batch).
 
-    `runs` are the slots of its cached tokens where they lie in one piece, `slots` [kv_len] otherwise,
+    `run` is its cached tokens where they lie in one piece, `slots` [kv_len] otherwise,
     neither where nothing was cached before. `mask` [new, kv_len] is 0 or -inf, None for plain causal.
     """
 
     tokens: slice
-    run: slice | None
+    run: Run | None
     slots: Tensor | None
     mask: Tensor | None
 
@@ -35,7 +42,7 @@ class RunRow(NamedTuple):
     place."""
 
     token: int
-    runs: list[slice]
+    runs: list[Run]
 
 
 class GatheredRows(NamedTuple):
@@ -106,7 +113,7 @@ class _Pages:
         self._tables = batch.block_tables.numpy() if self.on_cpu else None
         self._breaks = None if self._tables is None else np.diff(self._tables, axis=1) != 1
 
-    def runs(self, row: int, length: int) -> list[slice] | None:
+    def runs(self, row: int, length: int) -> list[Run] | None:
         """The row's slots in few pieces of consecutive pages; None where the pieces are short on average."""
         if self._tables is None or self._breaks is None or length < _LEAST_RUN:
             return None
@@ -119,7 +126,7 @@ class _Pages:
         runs = []
         for first, end in zip(firsts, ends, strict=True):
             start = int(self._tables[row, first]) * self.size
-            runs.append(slice(start, start + min(end * self.size, length) - first * self.size))
+            runs.append(Run(start, min(end * self.size, length) - first * self.size))
         return runs
 
     def slots(self, rows: Sequence[int], length: int) -> Tensor:
