@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-QUESTION = "In one sentence: why is the sky blue?"
-OPENING = "The sky is blue because"
+QUESTION = "What is the capital of France? Answer in one sentence."
+OPENING = "The capital of France is"
+PLAIN = ("--temperature", "0", "--max-tokens", "60")
 MSTAR = (sys.executable, "-m", "mstar.cli.main")
 
 
@@ -64,10 +65,10 @@ def serve(model: str, port: int, extra: Sequence[str], where: Sequence[str]) -> 
 def show(where: Sequence[str]) -> None:
     """Stream one answer to the terminal; a model without a chat template continues a text."""
     print(f"\n> {QUESTION}", flush=True)
-    if mstar("chat", "--once", QUESTION, "--max-tokens", "80", *where).returncode == 0:
+    if mstar("chat", "--once", QUESTION, *PLAIN, *where).returncode == 0:
         return
     print(f"\n> {OPENING}", flush=True)
-    if mstar("generate", OPENING, "--max-tokens", "40", *where).returncode:
+    if mstar("generate", OPENING, *PLAIN, *where).returncode:
         raise ServeError("the server is up and did not answer; its log tells why.")
 
 
