@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Coroutine, Sequence
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Generic, Literal, Self, TypeVar, overload
 
 from mstar.client.aio import AsyncClient, AsyncStream, C, Messages, Prompt
 from mstar.client.errors import ClientClosed
@@ -175,7 +175,7 @@ class Client:
         """End every open answer and the connection."""
         self._finalizer()
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

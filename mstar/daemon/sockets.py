@@ -187,15 +187,18 @@ def port_holder(port: int) -> str | None:
             fields = line.split()
             if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
                 inodes.add(f"socket:[{fields[9]}]")
-    if not inodes:
-        return None
-    for process in Path("/proc").iterdir():
+    holders: dict[int, tuple[int, str]] = {}
+    for process in Path("/proc").iterdir() if inodes else ():
         if not process.name.isdigit():
             continue
         try:
-            for descriptor in (process / "fd").iterdir():
-                if os.readlink(descriptor) in inodes:
-                    return f"process {process.name} ({(process / 'comm').read_text().strip()})"
+            if any(os.readlink(descriptor) in inodes for descriptor in (process / "fd").iterdir()):
+                name, _, rest = (process / "stat").read_text().partition("(")[2].rpartition(")")
+                holders[int(process.name)] = int(rest.split()[1]), name
         except OSError:
             continue
+    # Children inherit a socket; the one to be stopped is the one that nobody handed it to.
+    for pid, (parent, name) in holders.items():
+        if parent not in holders:
+            return f"process {pid} ({name})"
     return None

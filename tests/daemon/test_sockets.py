@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import stat
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -130,10 +131,11 @@ def test_a_socket_that_was_replaced_under_us_is_not_removed(tmp_path: Path) -> N
         assert (tmp_path / "s").exists()
 
 
-def test_an_unused_port_has_no_holder() -> None:
+def test_the_holder_of_a_port_is_who_opened_it_not_who_inherited_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert str(os.getpid()) in (port_holder(port) or "")
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(server.fileno(),)):
+            assert (port_holder(port) or "").startswith(f"process {os.getpid()} (")
     assert port_holder(port) is None
 
 

@@ -109,6 +109,11 @@ class Server:
         self.stop()
 
 
+def shared_memory_of(pids: list[int]) -> list[str]:
+    """Names in /dev/shm that one of these processes made; others on the machine have theirs."""
+    return [name for name in os.listdir("/dev/shm") if any(f"-{pid}-" in name for pid in pids)]
+
+
 def gone(processes: list[psutil.Process]) -> None:
     """Wait until none of these lives any more; a zombie is not alive."""
 

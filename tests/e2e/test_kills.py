@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mstar.client.errors import ClientError, ConnectionLost, ServerError
-from tests.e2e.server import Server, gone
+from tests.e2e.server import Server, gone, shared_memory_of
 from tests.helpers.waiting import wait_until
 from tools.bench.kill_soak import soaking
 
@@ -46,7 +46,6 @@ class Streaming:
 def test_killed_with_its_daemon_a_tree_leaves_nothing_and_the_next_start_works(
     model: Path, folder: Path
 ) -> None:
-    before = set(os.listdir("/dev/shm"))
     with Server(model, folder) as server:
         reading, tree = Streaming(server), server.tree()
         os.kill(server.pid, signal.SIGKILL)
@@ -54,7 +53,7 @@ def test_killed_with_its_daemon_a_tree_leaves_nothing_and_the_next_start_works(
         gone(tree)
         assert server.wait() == -signal.SIGKILL
     assert (folder / "mstar.sock").exists()
-    wait_until(lambda: {name for name in os.listdir("/dev/shm") if name.startswith("mstar-")} <= before)
+    assert shared_memory_of([process.pid for process in tree]) == []
     with Server(model, folder) as again, again.client() as client:
         assert client.generate("the", max_tokens=2, ignore_eos=True).usage.completion_tokens == 2
     assert sorted(path.name for path in folder.iterdir()) == ["server.log"]

@@ -18,7 +18,7 @@ from mstar import Engine
 from mstar.client.errors import ClientError, EngineFailed, NotReady
 from mstar.client.types import Chunk
 from mstar.config.load import ConfigError
-from tests.e2e.server import PATIENCE, Server, environment, gone, mstar
+from tests.e2e.server import PATIENCE, Server, environment, gone, mstar, shared_memory_of
 from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(120)
@@ -54,21 +54,20 @@ class Streams:
 
 @pytest.mark.behaviour("F-31", "B-15")
 def test_sigterm_lets_streams_finish_refuses_new_work_and_exits_with_0(model: Path, folder: Path) -> None:
-    before = set(os.listdir("/dev/shm"))
     with Server(model, folder, "--drain-seconds", 60) as server, server.client() as client:
-        streams, tree = Streams(server, 3, 1500), server.tree()
+        streams, tree = Streams(server, 3, 600), server.tree()
         server.send(signal.SIGTERM)
         wait_until(lambda: not client.ready(), what="ready to say no")
         with pytest.raises(NotReady):
             client.generate("the")
         ends = streams.ends()
         assert [end.usage.completion_tokens for end in ends if isinstance(end, Chunk) and end.usage] == [
-            1500
+            600
         ] * 3
         assert server.wait() == 0
         gone(tree)
     assert sorted(path.name for path in folder.iterdir()) == ["server.log"]
-    assert {name for name in os.listdir("/dev/shm") if name.startswith("mstar-")} <= before
+    assert shared_memory_of([server.pid]) == []
 
 
 @pytest.mark.behaviour("F-31")
@@ -158,9 +157,6 @@ def test_a_failed_load_ends_with_the_cause_its_actor_and_stage(model: Path, fold
     assert 'in stage "loading weights"' in last
     assert "model.safetensors cannot be read" in last
     assert "Traceback" not in failed.stderr
-    background = mstar("serve", broken, "--port", 0, "--uds", folder / "s", "--daemon")
-    assert background.returncode == 1
-    assert "model.safetensors cannot be read" in background.stderr.splitlines()[-1]
 
 
 @pytest.mark.behaviour("F-10")

@@ -3,7 +3,7 @@
 ``python -m tools.bench.kill_soak --model DIR --rounds 50``
 
 After every kill: each request ended with exactly one event (or with its connection, where the process that
-held it died), no process of the tree is left over, nothing is in /dev/shm that was not there before, and the
+held it died), no process of the tree is left over, nothing of it is in /dev/shm, and the
 server, or the next one on the same socket, answers. Prints a line a round and a summary; exit code 1 when
 anything was wrong.
 """
@@ -124,7 +124,7 @@ class Soak:
         self.folder = tempfile.TemporaryDirectory(prefix="mstar-soak-")
         self.socket = Path(self.folder.name, "s")
         self.log = Path(self.folder.name, "log").open("wb")  # noqa: SIM115 - as long as the object
-        self.before = shared_memory()
+        self.pids: set[int] = set()
         self.deaths: Counter[str] = Counter()
         self.daemon: subprocess.Popen[bytes] | None = None
         self.url = ""
@@ -182,6 +182,7 @@ class Soak:
         await asyncio.wait_for(asyncio.gather(*(event.wait() for event in started)), PATIENCE)
         await asyncio.sleep(self.random.random() * 0.3)
         tree = self.tree()
+        self.pids |= {process.pid for process in tree.values()}
         name = self.random.choice(sorted(tree))
         victim = actors.get(tree[name].pid, name)
         began = time.monotonic()
@@ -189,7 +190,7 @@ class Soak:
         outcomes = await asyncio.gather(*requests)
         self._check(victim, outcomes)
         await self._recover(victim, list(tree.values()))
-        leaked = wait_gone(lambda: sorted(shared_memory() - self.before))
+        leaked = wait_gone(lambda: shared_memory(self.pids))
         if leaked:
             raise Unsound(f"/dev/shm holds {leaked}")
         ends = Counter("closed" if o.closed else "ended" for o in outcomes)
@@ -237,9 +238,9 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
-def shared_memory() -> set[str]:
-    """Names in /dev/shm that processes of this project made."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith("mstar-")}
+def shared_memory(pids: set[int]) -> list[str]:
+    """Names in /dev/shm that one of these processes made; others on the machine have theirs."""
+    return [name for name in os.listdir("/dev/shm") if any(f"-{pid}-" in name for pid in pids)]
 
 
 def wait_gone(look: Callable[[], list[T]]) -> list[T]:
