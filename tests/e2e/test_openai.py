@@ -11,6 +11,9 @@ import pytest
 from tests.e2e.server import Server
 from tests.helpers.waiting import wait_until
 
+# The first test waits for the server of the module.
+pytestmark = pytest.mark.timeout(60)
+
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
