@@ -88,14 +88,19 @@ def _mine(name: str) -> bool:
 
 
 def leftovers(before: Trace, *, grace: float = 2.0) -> list[str]:
-    """What appeared since `before` and is still there after `grace` seconds, a sentence each."""
-    deadline = time.monotonic() + grace
+    """What appeared since `before` and is still there after `grace` seconds, a sentence each.
+
+    A name alone gets four times as long: it does not tell who made it, and another suite on this machine may
+    be about to remove it.
+    """
+    start = time.monotonic()
     while True:
         now = trace()
         pids = sorted(pid for pid in now.pids - before.pids if _ours(pid, before.pids))
         names = sorted(name for name in now.names - before.names if _mine(name))
         threads = sorted(t.name for t in now.threads - before.threads if t.is_alive())
-        if not (pids or names or threads) or time.monotonic() >= deadline:
+        patience = grace if pids or threads else 4 * grace
+        if not (pids or names or threads) or time.monotonic() >= start + patience:
             break
         time.sleep(0.02)
     found = [
