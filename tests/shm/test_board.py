@@ -34,8 +34,8 @@ def test_lines_do_not_touch_each_other() -> None:
 def test_a_stage_name_is_cut_between_characters_and_leaves_no_rest_of_the_old_one() -> None:
     board = Board.create(1)
     line = board.line(0)
-    line.stage_name = "é" * 17
-    assert line.stage_name == "é" * 16
+    line.stage_name = "a" + "é" * 17
+    assert line.stage_name == "a" + "é" * 15
     line.stage_name = "run"
     assert line.stage_name == "run"
     board.close()
