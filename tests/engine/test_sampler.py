@@ -188,11 +188,11 @@ def test_sorting_what_is_reached_and_sorting_all_cut_at_the_same_weight(spread):
 
 
 def test_a_masked_token_is_never_drawn_even_at_the_ends_of_the_uniform():
-    logits = torch.full((4, 192), -torch.inf)
+    logits = torch.full((5, 192), -torch.inf)
     logits[:, [65, 130]] = 0.0
-    weights = weigh(logits, logits.amax(-1), torch.ones(4, dtype=torch.float64), torch.empty_like(logits))
-    uniform = torch.tensor([0.0, 0.4999999, 0.5, 1 - 2.0**-53], dtype=torch.float64)
-    assert draw(weights, torch.full((4,), 2.0**-99), uniform).tolist() == [65, 65, 130, 130]
+    weights = weigh(logits, logits.amax(-1), torch.ones(5, dtype=torch.float64), torch.empty_like(logits))
+    uniform = torch.tensor([0.0, 0.4999999, 0.5, 1 - 2.0**-53, 1.0], dtype=torch.float64)
+    assert draw(weights, torch.full((5,), 2.0**-99), uniform).tolist() == [65, 65, 130, 130, 130]
 
 
 def test_a_far_smaller_temperature_is_greedy_and_never_overflows():
@@ -244,6 +244,18 @@ def test_stop_ids_are_not_drawn_before_min_tokens():
     # The sequence has a prompt of 9 and one token already: its tokens 2 and 3 may not be the stop id.
     drawn = [int(sample(sampler, logits, positions=[position]).tokens) for position in (10, 11, 12)]
     assert drawn == [second, second, best]
+
+
+def test_a_slot_bound_again_keeps_nothing_of_its_former_sequence():
+    sampler = Sampler(1, VOCAB, CPU)
+    logits = random_logits(1)
+    best = int(logits.argmax())
+    former = Sampling(temperature=0.0, logit_bias=((best, -100.0),), presence_penalty=2.0)
+    sampler.bind(0, former, stop_ids=(best,), min_tokens=9, prompt=NOTHING, accepted=0)
+    assert int(sample(sampler, logits).tokens) != best
+    sampler.bind(0, Sampling(temperature=0.0), stop_ids=(best,), min_tokens=0, prompt=NOTHING, accepted=0)
+    assert int(sample(sampler, logits).tokens) == best
+    assert sampler.statistics().penalised == 1
 
 
 def test_the_same_seed_repeats_and_another_choice_differs():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from mstar.engine.sampler import Sampler, SamplerError
 from mstar.messages.request import Sampling
 from tests.engine.test_sampler import VOCAB, make_sampler, random_logits, sample
 
@@ -52,6 +53,21 @@ def test_a_vocabulary_of_fewer_than_20_is_filled_up():
     assert sorted(result.top_ids[0, :3].tolist()) == [0, 1, 2]
     assert result.top_ids[0, 3:].tolist() == [-1] * 17
     assert np.isneginf(result.top_logprobs[0, 3:].numpy()).all()
+
+
+def test_a_row_without_a_token_has_no_logprob():
+    sampler = Sampler(1, 4, torch.device("cpu"))
+    sampler.bind(
+        0,
+        Sampling(logprobs=1),
+        stop_ids=range(4),
+        min_tokens=1,
+        prompt=np.zeros(0, dtype=np.int32),
+        accepted=0,
+    )
+    with pytest.raises(SamplerError) as caught:
+        sample(sampler, random_logits(1, vocab=4), positions=[0], logprobs=True)
+    assert caught.value.result.logprob.isnan().all()
 
 
 def test_logprobs_are_the_same_alone_and_in_a_batch():
