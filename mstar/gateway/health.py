@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from actors.errors import ActorsError
 from mstar.gateway.errors import not_ready
 from mstar.gateway.service import Service
 
@@ -79,12 +80,17 @@ class Health:
             "rings": self._rings(),
             "context": plain(service.ctx.statistics()),
         }
-        answer = await service.ctx.ask("status", b"")
-        daemon = msgspec.json.decode(answer) if answer else {}
-        if isinstance(daemon, dict):
-            found["daemon"] = daemon
-            found["actors"] = daemon.get("actors", [])
+        found["daemon"] = await self._daemon()
+        found["actors"] = found["daemon"].get("actors", [])
         return found
+
+    async def _daemon(self) -> dict[str, Any]:
+        """The supervisor's figures; what it could not say must not hide the rest."""
+        try:
+            answer = msgspec.json.decode(await self._service.ctx.ask("status", b""), type=dict[str, Any])
+        except (ActorsError, msgspec.DecodeError) as error:
+            return {"error": str(error)}
+        return answer
 
     def _rings(self) -> dict[str, Any]:
         ctx = self._service.ctx

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.actor import Actor, PeerLost, PeerReady
+from actors.errors import AskFailed
 from mstar.messages.request import Abort, Admit, control_decoder
 from mstar.messages.tokens import (
     LENGTH,
@@ -81,7 +82,7 @@ class FakeContext:
         self.stages: list[str] = []
         self.stopping = False
         self.hastened = False
-        self.answer = b'{"pid": 1, "actors": [{"name": "rank/0", "state": "running"}]}'
+        self.answer: bytes | None = b'{"pid": 1, "actors": [{"name": "rank/0", "state": "running"}]}'
         self.asked: list[str] = []
         self._admit_bytes, self._blocks = admit_bytes, prompt_blocks
         self._stop = asyncio.Event()
@@ -120,6 +121,8 @@ class FakeContext:
 
     async def ask(self, kind: str, payload: bytes = b"") -> bytes:
         self.asked.append(kind)
+        if self.answer is None:
+            raise AskFailed("the supervisor did not answer")
         return self.answer
 
     def serve(self, drain: Callable[[], bool]) -> None:

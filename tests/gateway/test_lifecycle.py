@@ -125,6 +125,7 @@ async def test_what_does_not_finish_in_time_ends_with_one_error_event(
                 gateway.ctx.hastened = True
             async with asyncio.timeout(5):
                 await gateway.run
+            assert gateway.service.responding == 0, "the last words were written before it returned"
             answer = await whole
         *chunks, last = events(unchunked(head + await stream.until(b"0\r\n\r\n")))
         ended = await native.until_end(1)

@@ -97,7 +97,7 @@ async def test_logprobs_come_with_their_tokens(client: NativeClient) -> None:
             ]
 
 
-async def test_many_requests_share_a_connection(client: NativeClient) -> None:
+async def test_many_requests_share_a_connection(client: NativeClient, gateway: Gateway) -> None:
     for ident in range(1, 51):
         await client.ask(op="generate", id=ident, kind="completion", body=BODY)
     ends: dict[int, int] = {}
@@ -110,6 +110,7 @@ async def test_many_requests_share_a_connection(client: NativeClient) -> None:
             ends[event["id"]] = ends.get(event["id"], 0) + 1
     assert set(ends.values()) == {1}
     assert set(tokens.values()) == {6}
+    assert gateway.service.conductor.live == 0
 
 
 @pytest.mark.behaviour("F-17")
@@ -280,6 +281,32 @@ async def test_deltas_merge_while_the_connection_is_behind(tiny_model_dir: Path,
         client.close()
     assert set(tokens.values()) == {200}
     assert deltas < 40 * 200 / 2
+
+
+async def test_a_request_cancelled_while_the_connection_is_behind_ends_once_and_last(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    tuning = Tuning(write_high=4096, write_low=1024, tick_seconds=0.01)
+    async with serving(tiny_model_dir, tmp_path, tuning=tuning, send_buffer=8192) as gateway:
+        gateway.rank.credit = 200
+        client = await NativeClient.open(gateway.uds, receive_buffer=4096)
+        for ident in range(1, 41):
+            await client.ask(op="generate", id=ident, kind="completion", body={**BODY, "max_tokens": 300})
+        await wait_until_async(lambda: gateway.service.connections)
+        (connection,) = gateway.service.connections
+        await wait_until_async(lambda: len(connection.late) == 40 and len(gateway.rank.rows) == 40)
+        for ident in range(1, 21):
+            await client.ask(op="cancel", id=ident)
+        await client.ask(op="ready", id=99)
+        gateway.rank.grant(None)
+        events = await client.until_end(99)
+        while {event["id"] for event in events if event["event"] == "done"} != set(range(21, 41)):
+            events.append(await client.event())
+        client.close()
+    for ident in range(1, 21):
+        mine = [event["event"] for event in events if event["id"] == ident]
+        assert mine[-1] == "error"
+        assert set(mine[:-1]) <= {"delta"}
 
 
 @pytest.mark.behaviour("F-29")

@@ -90,6 +90,17 @@ async def test_the_status_holds_the_daemon_and_what_the_gateway_counts(gateway: 
     assert {"admit/0", "tokens/0", "prompts/0"} <= set(found["rings"])
 
 
+@pytest.mark.parametrize("answer", [None, b"no json"])
+async def test_a_supervisor_that_does_not_answer_hides_nothing_else(
+    gateway: Gateway, answer: bytes | None
+) -> None:
+    gateway.ctx.answer = answer
+    async with gateway.http() as client:
+        found = (await client.get("/status")).json()
+    assert found["daemon"]["error"]
+    assert found["requests"]["live"] == 0
+
+
 async def metrics(gateway: Gateway) -> dict[str, float]:
     async with gateway.http() as client:
         response = await client.get("/metrics")
