@@ -70,8 +70,7 @@ class Context:
     line: the actor's own line of the board, whose `step` it may write. lines: everybody's, to read. inbox,
     outbox, slabs and steps hold the ends of what is shared, by name; after a `PeerReady` the names lead to
     the replacements. bells: per peer, for an actor that publishes by other means than a ring. stopping: the
-    supervisor told it to finish; hastened: it
-    did so a second time.
+    supervisor told it to finish; hastened: it did so again.
     """
 
     def __init__(

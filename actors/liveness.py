@@ -2,8 +2,7 @@
 
 A process closes its descriptors and becomes a zombie only after its memory is torn down, which takes hundreds
 of milliseconds per resident gigabyte and longer with pinned memory. The kernel sets PF_EXITING before that,
-so the flags in /proc/<pid>/stat (proc(5), field 9) tell of a death at once; pidfds and waitpid serve only to
-reap.
+so the flags in /proc/<pid>/stat (proc(5), field 9) tell of a death at once; waiting for a pid serves to reap.
 """
 
 from __future__ import annotations
@@ -33,14 +32,12 @@ _ALIVE = LifeSigns(False, 0)
 
 
 class Watch:
-    """A look at a child costs about 6 us, by a kept descriptor of /proc/<pid>/stat; `pidfd` is readable once
-    it can be reaped. Both belong to this process alone, whoever gets its pid later. Raises OSError for a pid
-    that is nobody's.
+    """A kept descriptor of a process's entry in /proc: a look costs about 6 us, and whoever gets the pid
+    later is not taken for it. Raises OSError for a pid that is nobody's.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.pidfd = os.pidfd_open(pid)
         self._fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
 
     def look(self) -> LifeSigns:
@@ -58,8 +55,7 @@ class Watch:
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
-            os.close(self.pidfd)
-            self._fd = self.pidfd = -1
+            self._fd = -1
 
 
 def die_with_parent(parent: int) -> None:

@@ -17,8 +17,8 @@ class Pace:
     """25 ms while anything moves; 100 ms once every actor has slept for a second, since a timer that wakes a
     sleeping core forty times a second costs half a percent of it and nobody waits for an idle house.
 
-    Small processes are reaped, and so noticed, at once in either case; this bounds how long the death of a
-    large one, whose memory takes its time, stays unseen.
+    A small process closes its control socket, and so is noticed, at once in either case; this bounds how long
+    the death of a large one, whose memory takes its time, stays unseen.
     """
 
     def __init__(self, lines: Collection[Line]) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -51,7 +50,6 @@ class ActorProcess:
         self._counted: tuple[str, int, int] | None = None
         self._signal = 0
         ours, theirs = control_pair()
-        self._loop: asyncio.AbstractEventLoop | None = None
         self.control: ControlSocket[FromActor] = ControlSocket(ours, FromActor)
         try:
             self.control.send(boot)  # waits in the kernel until the child reads it
@@ -63,23 +61,6 @@ class ActorProcess:
             theirs.close()
         self.pid = self._child.pid
         self._watch = Watch(self.pid)
-
-    def listen(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        on_frame: Callable[[FromActor, list[int]], None],
-        on_mute: Callable[[], None],
-        on_reapable: Callable[[], None],
-    ) -> None:
-        """Have `loop` call back for control frames, at the end of the socket, and once it can be reaped."""
-
-        def reapable() -> None:
-            loop.remove_reader(self._watch.pidfd)  # it stays readable
-            on_reapable()
-
-        self._loop = loop
-        self.control.attach(loop, on_frame, on_mute)
-        loop.add_reader(self._watch.pidfd, reapable)
 
     @property
     def label(self) -> str:
@@ -126,8 +107,6 @@ class ActorProcess:
     def close(self) -> None:
         """Let go of a reaped child."""
         self.control.close()
-        if self._loop is not None:
-            self._loop.remove_reader(self._watch.pidfd)
         self._watch.close()
 
     def cause(self) -> str:

@@ -348,9 +348,7 @@ class Supervisor:
             )
             process = ActorProcess(spec, boot, inherited, now)
             cell.processes[spec.name] = process
-            process.listen(
-                loop, partial(self._on_frame, process), partial(self._on_mute, process), self._nudge
-            )
+            process.control.attach(loop, partial(self._on_frame, process), partial(self._on_mute, process))
             self._on_event(ActorSpawned(spec.name, cell.name, process.pid, cell.generation))
         for other in self._cells.values():
             if other.state is CellState.READY:

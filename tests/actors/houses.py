@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import TypeVar
 
 from actors.events import SupervisorEvent
 from actors.restarts import RestartPolicy
 from actors.supervisor import Supervisor
 from actors.wiring import ActorSpec, ChannelSpec, Wiring
+from tests.helpers import wait_until_async
 
 QUICK = RestartPolicy(limit=5, delay=0.0, longest=0.0, settled=0.0)
 E_co = TypeVar("E_co")
@@ -96,3 +100,18 @@ def alive(pid: int) -> Callable[[], bool]:
         return stat[stat.rindex(b")") + 2 :].split()[0] not in (b"Z", b"X")
 
     return check
+
+
+def handles(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal (proc(5), SigCgt)."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+async def tell(house: House, actor: str) -> None:
+    """Send SIGUSR1 once the actor handles it."""
+    pid = house.pid(actor)
+    await wait_until_async(lambda: handles(pid, signal.SIGUSR1), 10.0)
+    os.kill(pid, signal.SIGUSR1)

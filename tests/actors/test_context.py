@@ -213,6 +213,17 @@ async def test_a_stop_order_ends_a_wait_once(room: Room, echo: Context) -> None:
     await echo.until_stopping()
 
 
+async def test_a_second_stop_order_ends_a_wait_too_and_shows(room: Room, echo: Context) -> None:
+    room.ends["echo"].send(Stop())
+    await echo.wait()
+    assert (echo.stopping, echo.hastened) == (True, False)
+    task = asyncio.ensure_future(echo.wait())
+    await asleep(echo)
+    room.ends["echo"].send(Stop())
+    await task
+    assert echo.hastened
+
+
 async def test_a_served_callback_runs_until_it_has_no_more_and_sleeps(caller: Context, echo: Context) -> None:
     seen: list[bytes] = []
 

@@ -5,41 +5,26 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from pathlib import Path
 
 import msgspec
 import pytest
 
+from actors import pace
 from actors.errors import CellGivenUp
 from actors.events import ActorEnded, ActorSpawned, CellDied, CellRestarting, CellStarted
 from actors.restarts import RestartPolicy
 from actors.wiring import ChannelSpec, SlabSpec, StepSpec, Wiring
-from tests.actors.houses import House, alive, pair, running, toy
-from tests.helpers import wait_until_async
+from tests.actors.houses import House, alive, pair, running, tell, toy
+from tests.helpers import wait_until, wait_until_async
 
 
 def descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def handles(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal (proc(5), SigCgt)."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("SigCgt:"):
-            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    return False
-
-
 def started(house: House, actor: str, generation: int) -> bool:
     found = house.supervisor.statistics().actors[actor]
     return (found.state, found.generation) == ("ready", generation)
-
-
-async def tell(house: House, actor: str) -> None:
-    """Send SIGUSR1 once the actor handles it."""
-    pid = house.pid(actor)
-    await wait_until_async(lambda: handles(pid, signal.SIGUSR1), 10.0)
-    os.kill(pid, signal.SIGUSR1)
 
 
 async def flowing(house: House, *, more: int = 20) -> None:
@@ -253,6 +238,48 @@ async def test_a_cell_dies_as_a_whole_and_everything_it_touched_is_replaced() ->
         assert [line.split()[1] for line in lost] == ["rank0", "rank1"]
         assert all(f"actor rank1 (pid {before['rank1']})" in line for line in lost)
     assert [e.actor for e in house.of(CellDied)] == ["rank1"]
+
+
+async def test_the_cause_is_the_mate_that_was_killed_not_the_one_that_failed_over_it() -> None:
+    wiring = Wiring(
+        actors=(toy("rank0", "Mourner", cell="ranks"), toy("rank1", "Echo", cell="ranks")),
+        channels=(
+            ChannelSpec("there", "rank0", "rank1", 4096),
+            ChannelSpec("back", "rank1", "rank0", 4096),
+        ),
+    )
+    async with running(House(wiring)) as house:
+        await wait_until_async(lambda: house.report("rank0", "watching"))
+        os.kill(house.pid("rank1"), signal.SIGKILL)
+        # Hold the supervisor up until both are dead: what it hears first then is the complaint.
+        wait_until(lambda: not alive(house.pid("rank0"))() and not alive(house.pid("rank1"))())
+        await wait_until_async(lambda: house.of(CellDied), 10.0)
+        (died,) = house.of(CellDied)
+        assert died.actor == "rank1"
+        assert died.reason.endswith("was killed by SIGKILL")
+
+
+async def test_a_death_in_an_idle_house_is_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(House(pair(config=b"1"))) as house:
+        await wait_until_async(lambda: house.echoed()[0] == 1)
+        monkeypatch.setattr(pace, "IDLE", 3600.0)
+        monkeypatch.setattr(pace, "_SETTLED", 0.0)
+        looks: list[None] = []
+        monkeypatch.setattr(
+            house.supervisor, "_tick", lambda tick=house.supervisor._tick: looks.append(tick())
+        )
+        await quiet(house, looks)
+        os.kill(house.pid("echo"), signal.SIGKILL)
+        await wait_until_async(lambda: house.of(CellDied))
+
+
+async def quiet(house: House, looks: list[None]) -> None:
+    """Wait until the supervisor has stopped looking."""
+    before = -1
+    while len(looks) != before:
+        before = len(looks)
+        until = house.supervisor._clock() + 0.15
+        await wait_until_async(lambda until=until: house.supervisor._clock() > until)  # type: ignore[misc]
 
 
 async def test_what_the_dead_had_finished_writing_can_be_drained() -> None:

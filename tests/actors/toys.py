@@ -16,6 +16,7 @@ import msgspec
 from actors.actor import Actor, PeerEvent, PeerLost, PeerReady
 from actors.context import Context
 from actors.errors import AskFailed
+from actors.liveness import Watch
 from shm.errors import Poisoned
 from shm.segment import Segment
 
@@ -151,6 +152,7 @@ class Spinning(Actor):
     """Holds its loop in setup, so that it hears nothing."""
 
     async def setup(self) -> None:
+        self.ctx.stage("holding the loop")
         while time.monotonic() < float("inf"):
             pass
 
@@ -270,3 +272,27 @@ class Collector(Actor):
                 reader.release()
                 count += 1
             self.ctx.report("collected", f"{count} messages after the loss".encode())
+
+
+class Mourner(Actor):
+    """Raises as soon as its mate is dead, before anybody else can have seen it."""
+
+    def on_peer(self, event: PeerEvent) -> None:
+        if isinstance(event, PeerReady):
+            self.watch = Watch(self.ctx.lines[event.actor].pid)
+            self.ctx.report("watching", b"yes")
+            self.ctx.loop.call_soon(self.look)
+
+    def look(self) -> None:
+        if self.watch.look().exiting:
+            raise SystemExit("the mate is dead")
+        self.ctx.loop.call_soon(self.look)
+
+
+class Late(Caller):
+    """A caller whose setup ends when it is sent SIGUSR1."""
+
+    async def setup(self) -> None:
+        told = asyncio.Event()
+        self.ctx.loop.add_signal_handler(signal.SIGUSR1, told.set)
+        await told.wait()
