@@ -46,7 +46,7 @@ def resolve(model: str, *, offline: bool | None = None, progress: Progress | Non
             )
         return ModelFiles(model, checked(pull(model, progress)))
     path = Path(model).expanduser()
-    if path.is_dir():
+    if model and path.is_dir():
         return ModelFiles(path.resolve().name, checked(path.resolve()))
     if path.is_file():
         return _gguf(path.resolve(), progress or (lambda stage, done, total: None))

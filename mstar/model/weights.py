@@ -17,6 +17,7 @@ from mstar.distributed.matmul import Layout
 from mstar.distributed.memory import keep_freed_memory
 from mstar.distributed.shard import WHOLE, Shard
 from mstar.model.api import CausalLM
+from mstar.model.choose import choose_layout
 from mstar.model.errors import BadModelFiles, UnsupportedModel
 from mstar.model.families.family import Family
 from mstar.model.families.llama import LLAMA_LINE
@@ -63,7 +64,7 @@ def load_model(
                 layer.load(target.part, target.kind, sources[name])
             except (WrongShape, SafetensorError) as error:
                 raise BadModelFiles(f"{files.directory}: {error}") from error
-        chosen = layout or (Layout.COLUMNS_AND_BLOCKS if device.type == "cpu" else Layout.PLAIN)
+        chosen = layout or (choose_layout(spec, dtype) if device.type == "cpu" else Layout.PLAIN)
         for module in modules.values():
             if isinstance(module, ColumnLinear | RowLinear | VocabEmbedding):
                 module.lay_out(chosen)
