@@ -22,6 +22,7 @@ PENDING = 2**31 - 1
 _ZERO: NDArray[np.int32] = np.array(0, np.int32)
 _NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
 _FEW_GRANTS = 3
+_CHUNK_FIELDS = ("chunk_totals", "counter", "chunk_strides", "chunk_starts", "samples")
 
 
 class PlanMismatch(Exception):
@@ -218,15 +219,17 @@ class SlotTable:
             self._check_slot(plan.seq, row, slot, request, seen)
             length, progress = int(self.length[slot]), int(self.progress[slot])
             first = counter == 0
-            for field, planned, held in (
-                ("chunk_totals", total, length),
-                ("counter", counter, progress),
-                ("chunk_strides", stride, end if first else end - start),
-                ("chunk_starts", start, start if first else progress),
-                ("samples", samples, int(end == total)),
-            ):
-                if planned != held:
-                    raise PlanMismatch(plan.seq, row, field, planned, held)
+            planned = total, counter, stride, start, samples
+            held = (
+                length,
+                progress,
+                end if first else end - start,
+                start if first else progress,
+                int(end == total),
+            )
+            if planned != held:
+                field = next(at for at in range(len(held)) if planned[at] != held[at])
+                raise PlanMismatch(plan.seq, row, _CHUNK_FIELDS[field], planned[field], held[field])
             if not start < end <= total:
                 raise PlanMismatch(
                     plan.seq, row, "chunk", f"[{start}, {end})", f"a range within {length} prepared tokens"
@@ -260,23 +263,19 @@ class SlotTable:
         A step's grants are mostly one page each to rows that decode, in slot order, and runs of one slot
         for chunks: the former go in at once, the latter a run at a time.
         """
-        slots = plan.grant_slot.tolist()
-        count = len(slots)
-        if np.count_nonzero(plan.grant_page < _ZERO):
-            raise PlanMismatch(plan.seq, -1, "grant page", int(plan.grant_page.min()), "0 or more")
-        start = 0
-        if count > _FEW_GRANTS:
-            singles = next((at for at in range(1, count) if slots[at] <= slots[at - 1]), count)
-            if singles > _FEW_GRANTS and self._grant_singles(plan, singles):
-                start = singles
-        pools, pages = plan.grant_pool.tolist(), plan.grant_page
-        while start < count:
-            slot, pool = slots[start], pools[start]
-            end = start + 1
-            while end < count and slots[end] == slot and pools[end] == pool:
-                end += 1
-            self._grant_run(plan.seq, slot, pool, pages[start:end])
-            start = end
+        slots, pools, pages = plan.grant_slot, plan.grant_pool, plan.grant_page
+        if np.count_nonzero(pages < _ZERO):
+            raise PlanMismatch(plan.seq, -1, "grant page", int(pages.min()), "0 or more")
+        border = slots[1:] != slots[:-1]
+        if np.count_nonzero(pools):
+            border |= pools[1:] != pools[:-1]
+        count = slots.size
+        singles = count if np.count_nonzero(border) == count - 1 else int(border.argmin())
+        start = singles if singles > _FEW_GRANTS and self._grant_singles(plan, singles) else 0
+        if start < count:
+            for end in (*(border[start:].nonzero()[0] + (start + 1)).tolist(), count):
+                self._grant_run(plan.seq, int(slots[start]), int(pools[start]), pages[start:end])
+                start = end
 
     def _grant_singles(self, plan: StepPlan, count: int) -> bool:
         """One page of the first pool to each of the first ``count`` grants' slots, which ascend.
@@ -286,7 +285,7 @@ class SlotTable:
         rows = plan.grant_slot[:count].astype(np.int64)
         if not self.tables or np.count_nonzero(plan.grant_pool[:count]):
             return False
-        if rows[0] < 0 or rows[-1] >= self.count:
+        if rows[0] < 0 or rows[-1] >= self.count or np.count_nonzero(rows[1:] <= rows[:-1]):
             return False
         held, width = self.held[0], self.tables[0].shape[1]
         at = held[rows]

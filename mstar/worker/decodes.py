@@ -56,12 +56,15 @@ class Decodes:
         """Slots that sit out until a page comes back."""
 
     def start(self, slot: int) -> bool:
-        """The input of ``slot`` has run; from now on it rides. False if that token was its last."""
+        """The input of ``slot`` runs to its end and gives a token; then it rides, if that wasn't its last."""
         slots = self._slots
-        if slots.planned[slot] >= slots.cap[slot]:
+        planned, cap = int(slots.planned[slot]) + 1, int(slots.cap[slot])
+        slots.planned[slot] = planned
+        if planned >= cap:
             return False
         slots.ride[slot] = True
-        if self._steps_left and self._hungry(np.array((slot,)), self._steps_left).size:
+        last = int(slots.base[slot]) + min(planned + self._steps_left, cap) - 1
+        if last > int(slots.pages[slot]) * self._limits.page_size:
             self._steps_left = 0
         return True
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mstar.engine.stop import TokenStop
 from mstar.messages.request import Admit
-from mstar.messages.step import FLAG_LOGPROBS, SLOT, Bind, Input, StepDraft, StepPlan, StepTail
+from mstar.messages.step import FLAG_LOGPROBS, SAMPLES, SLOT, Bind, Input, StepDraft, StepPlan, StepTail
 from mstar.messages.tokens import LENGTH, RUNNING, STOP, RowFailed, TokenBatch
 from mstar.worker.decodes import DecodeRows, Decodes
 from mstar.worker.ledger import Ledger
@@ -106,6 +106,8 @@ class _Step(NamedTuple):
     ends: int
     logprobs: bool
 
+
+_ONE: NDArray[np.int32] = np.array(1, np.int32)
 
 _Return = int | Callable[[], None]
 
@@ -246,7 +248,9 @@ class MicroScheduler:
     def _write_drops(self, draft: StepDraft) -> None:
         drops = self._drops
         if drops:
-            draft.drops[: len(drops)] = self.slots.owner[drops]
+            owner = self.slots.owner
+            for place, slot in enumerate(drops):
+                draft.drops[place] = owner[slot]
             draft.n_drops = len(drops)
 
     def _bind_waiting(self, seq: int, room: int) -> list[Bind]:
@@ -336,21 +340,19 @@ class MicroScheduler:
         """Chunks in the room decodes left: the rows whose token leaves, now with final chunks, and others."""
         first = draft.n_rows
         finals = self._prefill.write(draft, self.limits.batch_tokens - first)
-        if draft.n_rows == first:
-            return rows, []
-        others = draft.rows[SLOT, first : draft.n_rows].tolist()
+        n = draft.n_rows
+        columns = draft.rows
+        others: list[int] = columns[SLOT, first:n].tolist()
         if not finals:
             return rows, others
-        slots = self.slots
-        index = np.array(finals, np.int64)
-        counter = slots.planned[index]
-        slots.planned[index] = counter + 1
         ending = [first + place for place, slot in enumerate(finals) if not self._decodes.start(slot)]
+        places = columns[SAMPLES, :n].nonzero()[0]
+        slots = columns[SLOT, places].astype(np.int64)
         rows = DecodeRows(
-            np.concatenate((rows.slots, index)),
-            np.concatenate((rows.request, slots.owner[index])),
-            np.concatenate((rows.counter, counter)),
-            np.concatenate((rows.ending, np.array(ending, np.int64))) if ending else rows.ending,
+            slots,
+            draft.request[places],
+            self.slots.planned[slots] - _ONE,
+            np.append(rows.ending, ending).astype(np.int64) if ending else rows.ending,
         )
         return rows, others
 

@@ -170,24 +170,24 @@ def test_a_crowded_pool_gives_nobody_a_page_of_another(depth: int, horizon: int,
 
 
 def test_nobody_overtakes_a_preempted_row_on_its_way_back() -> None:
-    rank = NullRank(LIMITS._replace(depth=2, pages=24, slots=6, horizon_tokens=4))
-    preempted: dict[int, int] = {}
-    ages: list[tuple[int, int]] = []
-
-    def watch(plan: StepPlan) -> None:
-        for request in plan.drops.tolist():
-            if len(rank.kept[request].tokens) < 60:
-                preempted[request] = plan.seq
-        for bind in plan.binds:
-            preempted.pop(bind.request, None)
-            ages.extend((bind.request, older) for older in preempted if older < bind.request)
-
-    rank.on_launch = watch
-    for request in range(1, 13):
-        rank.admit(request, prompt=8, max_tokens=60)
+    rank = NullRank(LIMITS._replace(depth=2, pages=18, slots=4, horizon_tokens=16))
+    rank.admit(1, prompt=8, max_tokens=40)
+    for _ in range(12):
+        rank.turn()
+    rank.admit(2, prompt=8, max_tokens=40)
+    rank.admit(3, prompt=8, max_tokens=40)
+    while not rank.scheduler.statistics().preempted:
+        rank.turn()
+    assert rank.plans[-1][2] == (3,)
+    rank.scheduler.abort(2)  # what was promised to it would do for a newcomer at once
+    rank.admit(4, prompt=1, max_tokens=3)
+    bound: list[int] = []
+    rank.on_launch = lambda plan: bound.extend(bind.request for bind in plan.binds)
     rank.drain()
-    assert rank.scheduler.statistics().preempted > 0
-    assert not ages
+    assert bound[0] == 3
+    assert bound[-1] == 4
+    for request, prompt, budget in ((1, 8, 40), (3, 8, 40), (4, 1, 3)):
+        assert rank.kept[request].tokens == expected(request, prompt, budget)
 
 
 def test_rows_get_their_pages_in_rounds_and_never_past_their_budget() -> None:

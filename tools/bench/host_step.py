@@ -45,7 +45,8 @@ from shm.slab import SlabHandle, SlabOwner, SlabPool
 from shm.steps import StepLayout, StepRing, StepWriter
 
 PAGE, PROMPT, OUT = 16, 640, 256
-LONG_PROMPT, LONG_ROWS, CHUNK = 4096, 2, 64
+CHUNK, LONG_PROMPT, LONG_ROWS = 64, 4096, 2
+BATCH_TOKENS = 8192
 STOP_ID = 2
 WARM_UP = 300
 DUTIES = ("admit", "plan", "launch", "collect", "emit")
@@ -65,9 +66,10 @@ class Load(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """Microseconds a step. ``duties`` are means of CPU time; ``border`` the mean over the steps in which
+    """Microseconds a step. ``duties`` are means of CPU time, ``waited`` is what the thread waited for a core.
 
-    half of the rows or more get a page (--aligned), NaN where there is none; ``waited`` for a core.
+    ``border`` is the mean over decode steps in which half of the rows or more get a page (--aligned),
+    NaN where there is none. ``clock`` was taken off every figure.
     """
 
     rows: float
@@ -90,12 +92,15 @@ class NullRank:
         self.load = load
         longs = LONG_ROWS if load.chunks else 0
         slots = load.rows + load.rows // 4 + 8
+        self._prompt = CHUNK if load.chunks else PROMPT
+        # With long prompts: a chunk for each of them in every step, and two for those who come in.
+        batch_tokens = load.rows + (longs + 2) * CHUNK if load.chunks else BATCH_TOKENS
         limits = Limits(
             slots=slots,
             max_seq_len=LONG_PROMPT + 64 if load.chunks else 2048,
             pages=slots * (PROMPT + 2 * OUT) // PAGE + longs * 2 * LONG_PROMPT // PAGE,
             page_size=PAGE,
-            batch_tokens=load.rows + longs * CHUNK if load.chunks else 8192,
+            batch_tokens=max(batch_tokens, load.rows * self._prompt) if load.aligned else batch_tokens,
             min_chunk_tokens=CHUNK,
             depth=load.depth,
             max_waiting=1 << 20,
@@ -103,11 +108,12 @@ class NullRank:
         grants = slots * 2 + limits.batch_tokens // PAGE
         layout = StepLayout(slots, grants, limits.tail_bytes, load.depth + 2, 0)
         self.steps = StepWriter(StepRing.create(layout), [])
-        self.scheduler = MicroScheduler(limits, self.steps.begin, SlabOwner(SlabPool.create([(1 << 16, 8)])))
+        self.replays = SlabOwner(SlabPool.create([(1 << 16, 8)]))
+        self.scheduler = MicroScheduler(limits, self.steps.begin, self.replays)
         self._rng = rng = np.random.default_rng(0)
         self._ready = [rng.integers(100, 40000, slots, dtype=np.int32) for _ in range(64)]
         self._prompts: dict[int, NDArray[np.int32]] = {
-            length: rng.integers(100, 40000, length, dtype=np.int32) for length in (PROMPT, LONG_PROMPT)
+            length: rng.integers(100, 40000, length, dtype=np.int32) for length in (self._prompt, LONG_PROMPT)
         }
         table = SlotTable(slots, (limits.pages_of(limits.max_seq_len),))
         device = CpuDevice(slots, load.depth, self._forward)
@@ -138,7 +144,7 @@ class NullRank:
             missing = load.rows if not self._short else 0
         for _ in range(missing):
             tokens = OUT if load.aligned else int(self._rng.integers(OUT // 2, OUT * 3 // 2))
-            records.append(self._message(PROMPT, tokens))
+            records.append(self._message(self._prompt, tokens))
         self._short += len(records)
         while load.chunks and len(self._long) < LONG_ROWS:
             records.append(self._message(LONG_PROMPT, 1))
@@ -169,6 +175,12 @@ class NullRank:
                 time.sleep(0.001)
             self._batch = landed.batch
         return plan
+
+    def close(self) -> None:
+        """Give the shared memory back."""
+        self.steps.ring.close()
+        self.replays.pool.close()
+        self.ring.close()
 
     def settle(self) -> None:
         """Count who ended, outside of what is measured."""
@@ -207,8 +219,11 @@ def measure(load: Load, steps: int) -> Figures:
             end = cpu()
             wall_end = wall()
             rank.settle()
-            rows, grants = (plan.slot.size, plan.grant_slot.size) if plan is not None else (0, 0)
-            whole.append((end - start, wall_end - wall_start, rows, grants))
+            rows, border = 0, False
+            if plan is not None:
+                rows = plan.slot.size
+                border = rows > 1 and not plan.chunk_starts.size and plan.grant_slot.size * 2 >= rows
+            whole.append((end - start, wall_end - wall_start, rows, border))
         waited = _run_queue_ns() - waited
         for _ in range(steps):
             records = rank.requests()
@@ -225,7 +240,7 @@ def measure(load: Load, steps: int) -> Figures:
     figures = np.array(whole)
     total = figures[:, 0] / 1e3 - clock
     sizes = figures[:, 2]
-    borders = total[figures[:, 3] * 2 >= np.maximum(sizes, 2)]
+    borders = total[figures[:, 3] > 0]
     duties = np.diff(np.array(marks), axis=1).mean(0) / 1e3 - clock
     return Figures(
         rows=float(sizes.mean()),
