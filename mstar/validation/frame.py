@@ -105,8 +105,8 @@ class _Walk:
         found: dict[Any, Any] = {}
         for _ in range(size):
             name = self._value(depth + 1)
-            if not isinstance(name, str):
-                raise _malformed("a name is no string")
+            if not isinstance(name, str | int | float | None):
+                raise _malformed("a name is a list or a map")
             found[name] = self._value(depth + 1)
         return found
 

@@ -54,13 +54,10 @@ def test_a_malformed_frame_is_refused_and_never_breaks_the_walk(garbage: bytes, 
     frame = encode({"op": "x", "body": {"prompt": [1, 2, 300, 4, 5, 70000], "b": [None, 1.5, -3]}})
     for broken in (frame[:cut] + garbage, garbage, frame + garbage):
         try:
-            expected = msgspec.msgpack.decode(broken)
-        except (msgspec.DecodeError, RecursionError):
-            with pytest.raises(RequestInvalid, match="frame"):
-                decode_frame(broken)
-        else:
-            if isinstance(expected, dict) and all(isinstance(name, str) for name in expected):
-                assert b"\xc4" in broken or plain(decode_frame(broken)) == expected
+            walked = decode_frame(broken)
+        except RequestInvalid:
+            continue
+        assert repr(plain(walked)) == repr(msgspec.msgpack.decode(broken))
 
 
 @pytest.mark.behaviour("F-15")
