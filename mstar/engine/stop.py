@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,34 +16,43 @@ class TokenStop:
     """The stop ids of the rows in their slots.
 
     A step is looked up in one table of the low bits of every row's stop ids, whatever their number;
-    only tokens found there are compared with the ids of their own row.
+    only tokens found there are compared with the ids of their own row. Rows mostly share their ids
+    (those that end a turn), so sets of ids are counted, not rows.
     """
 
     def __init__(self) -> None:
         self._maybe: NDArray[np.bool_] = np.zeros(_WIDTH, np.bool_)
-        self._counts: dict[int, int] = {}
-        self._ids: dict[int, frozenset[int]] = {}
+        self._low: dict[int, int] = {}
+        self._rows: dict[tuple[int, ...], int] = {}
+        self._ids: dict[int, tuple[int, ...]] = {}
 
-    def bind(self, slot: int, ids: Sequence[int]) -> None:
+    def bind(self, slot: int, ids: tuple[int, ...]) -> None:
         """The row in ``slot`` ends with any of ``ids``."""
         if not ids:
             return
-        self._ids[slot] = chosen = frozenset(ids)
-        counts = self._counts
-        for token in chosen:
-            low = token & (_WIDTH - 1)
-            counts[low] = counts.get(low, 0) + 1
-            self._maybe[low] = True
+        self._ids[slot] = ids
+        rows = self._rows.get(ids, 0)
+        self._rows[ids] = rows + 1
+        if not rows:
+            for token in ids:
+                low = token & (_WIDTH - 1)
+                self._low[low] = self._low.get(low, 0) + 1
+                self._maybe[low] = True
 
     def release(self, slot: int) -> None:
         """The row in ``slot`` is gone."""
-        counts = self._counts
-        for token in self._ids.pop(slot, ()):
-            low = token & (_WIDTH - 1)
-            counts[low] -= 1
-            if not counts[low]:
-                del counts[low]
-                self._maybe[low] = False
+        ids = self._ids.pop(slot, None)
+        if ids is None:
+            return
+        self._rows[ids] -= 1
+        if not self._rows[ids]:
+            del self._rows[ids]
+            for token in ids:
+                low = token & (_WIDTH - 1)
+                self._low[low] -= 1
+                if not self._low[low]:
+                    del self._low[low]
+                    self._maybe[low] = False
 
     def hits(self, rows: NDArray[np.int64], tokens: NDArray[np.int32]) -> list[int]:
         """The places in ``rows`` (slots, int64 [n]) whose token of ``tokens`` (int32 [n]) ends them."""

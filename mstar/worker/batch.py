@@ -14,6 +14,8 @@ def split_fairly(remaining: Sequence[int], room: int, floor: int) -> list[int]:
     nothing: later rows wait first, so that decodes which nearly fill the budget do not leave a
     prompt a token or two a step.
     """
+    if sum(remaining) <= room:
+        return list(remaining)
     shares = [0] * len(remaining)
     count = min(len(remaining), room // floor if floor > 0 and room >= floor else 0)
     if not count:
