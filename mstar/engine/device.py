@@ -6,6 +6,7 @@ nothing is left to launch: otherwise a pipeline depth of 1 or 2 would be fiction
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -13,6 +14,8 @@ from mstar.engine.results import ResultRing, ResultSlot
 from mstar.messages.step import StepPlan
 
 __all__ = ["CpuDevice", "Device", "StepFailed"]
+
+_log = logging.getLogger(__name__)
 
 
 class StepFailed(Exception):
@@ -47,6 +50,7 @@ class CpuDevice:
             try:
                 self._forward(plan, results)
             except StepFailed as error:
+                _log.exception("step %d failed, and with it its %d rows", plan.seq, plan.request.size)
                 results.failed = str(error)
 
     def landed(self, seq: int, *, flush: bool) -> ResultSlot | None:

@@ -18,8 +18,9 @@ from mstar.engine.sampler import Sampler
 from mstar.engine.slot_table import SlotTable
 from mstar.messages.step import Bind
 from mstar.model.api import KVCache
+from mstar.model.choose import CpuChoice, choose_cpu, choose_layout
 from mstar.model.files import ModelFiles
-from mstar.model.spec import read_spec
+from mstar.model.spec import ModelSpec, read_spec
 from mstar.model.weights import load_model
 from mstar.worker.scheduler import Limits
 
@@ -54,10 +55,11 @@ def build_engine(
     stage("reading the model", 0, 0)
     spec = read_spec(directory)
     device = torch.device("cpu")
-    dtype, threads = choose(deployment.dtype, deployment.threads)
+    stage("choosing dtype and threads", 0, 0)
+    dtype, threads, layout = _choose(spec, deployment.dtype, deployment.threads)
     torch.set_num_threads(threads)
-    stage("loading weights", 0, 0)
-    model = load_model(ModelFiles(config.model_name, directory), dtype=dtype, device=device)
+    stage(f"loading weights as {str(dtype).removeprefix('torch.')}, {threads} threads", 0, 0)
+    model = load_model(ModelFiles(config.model_name, directory), dtype=dtype, device=device, layout=layout)
     max_seq_len = min(deployment.max_seq_len or spec.max_position, spec.max_position)
     page_size = deployment.page_size
     pages = deployment.kv_cache_bytes // KVCache.nbytes_per_page(spec, page_size, dtype)
@@ -90,9 +92,13 @@ def build_engine(
     return Engine(limits, executor, runner)
 
 
-def choose(dtype: str, threads: int | None) -> tuple[torch.dtype, int]:
-    """The dtype and thread count to run with on this CPU."""
-    chosen = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float16": torch.float16}.get(
-        dtype, torch.float32
-    )
-    return chosen, threads or 1
+def _choose(spec: ModelSpec, dtype: str, threads: int | None) -> CpuChoice:
+    """What the deployment says, and for the rest what this CPU was measured to run best with."""
+    named = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if dtype == "auto" or threads is None:
+        found = choose_cpu(spec)
+    else:
+        found = CpuChoice(named[dtype], threads, choose_layout(spec, named[dtype]))
+    if dtype != "auto":
+        found = found._replace(dtype=named[dtype], layout=choose_layout(spec, named[dtype]))
+    return found._replace(threads=threads or found.threads)
