@@ -93,6 +93,23 @@ async def test_the_body_is_greedy_streamed_and_of_the_exact_length():
     assert body["stream_options"] == {"include_usage": True}
 
 
+@pytest.mark.parametrize("keep_alive", [True, False])
+async def test_a_connection_is_kept_unless_the_server_cannot_be_trusted_with_it(keep_alive):
+    clock = Clock()
+    closing: list[str] = []
+
+    class Noting(FakeServer):
+        async def _play(self, request, script):
+            closing.append(request.headers.get("Connection", "keep-alive"))
+            return await super()._play(request, script)
+
+    async with Noting(lambda number, body: [(0, DONE)], clock) as fake:
+        async with Client(Target(fake.url, "m", keep_alive=keep_alive), clock=clock) as client:
+            for _ in range(2):
+                assert (await client.send(JOB, 0.0)).error == ""
+    assert closing == ["keep-alive" if keep_alive else "close"] * 2
+
+
 async def test_a_closed_loop_keeps_its_concurrency_and_sends_every_job():
     clock = Clock()
     release = asyncio.Event()

@@ -29,7 +29,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m-instruct", help="registry name or directory")
     parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--prompt-tokens", type=int, default=64)
-    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=2, help="each measures every arm twice: A B B A")
     parser.add_argument("--threads", type=int, default=1, help="OMP_NUM_THREADS of every arm")
     parser.add_argument("--arms", nargs="+", help="only those whose name contains one of these")

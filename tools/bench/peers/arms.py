@@ -145,7 +145,9 @@ class LlamaServer(_Server):
         command = [str(binary), "--model", str(gguf), "--host", "127.0.0.1", "--port", str(port)]
         command += ["--threads", str(threads), "--threads-batch", str(threads), "--parallel", str(slots)]
         command += ["--ctx-size", str(slots * window), "--cache-ram", "0"]
-        target = Target(f"http://127.0.0.1:{port}", "default", extra={"cache_prompt": False})
+        target = Target(
+            f"http://127.0.0.1:{port}", "default", keep_alive=False, extra={"cache_prompt": False}
+        )
         super().__init__(command, target, "/health", gguf.with_suffix(".log"), threads)
 
 

@@ -19,6 +19,7 @@ class Target(msgspec.Struct, frozen=True):
 
     ``url`` is its root, without /v1; over a Unix socket the host in it is only a name. ``endpoint`` is
     "completions" or "chat"; ``prompt`` is "tokens" (exact lengths, completions only) or "text".
+    ``keep_alive`` False opens a connection a request, for servers that close theirs without notice.
     """
 
     url: str
@@ -29,6 +30,7 @@ class Target(msgspec.Struct, frozen=True):
     vocab_size: int = 30_000
     api_key: str | None = None
     ignore_eos: bool = True
+    keep_alive: bool = True
     extra: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
@@ -68,9 +70,11 @@ class Client:
         headers = {"Content-Type": "application/json"}
         if target.api_key:
             headers["Authorization"] = f"Bearer {target.api_key}"
-        connector = (
-            aiohttp.UnixConnector(target.uds, limit=0) if target.uds else aiohttp.TCPConnector(limit=0)
-        )
+        connector: aiohttp.BaseConnector
+        if target.uds:
+            connector = aiohttp.UnixConnector(target.uds, limit=0, force_close=not target.keep_alive)
+        else:
+            connector = aiohttp.TCPConnector(limit=0, force_close=not target.keep_alive)
         self._session = aiohttp.ClientSession(
             connector=connector, headers=headers, timeout=aiohttp.ClientTimeout(total=timeout)
         )
