@@ -266,10 +266,13 @@ class SlotTable:
         slots, pools, pages = plan.grant_slot, plan.grant_pool, plan.grant_page
         if np.count_nonzero(pages < _ZERO):
             raise PlanMismatch(plan.seq, -1, "grant page", int(pages.min()), "0 or more")
+        count = slots.size
         border = slots[1:] != slots[:-1]
         if np.count_nonzero(pools):
             border |= pools[1:] != pools[:-1]
-        count = slots.size
+        elif not np.count_nonzero(border):
+            self._grant_run(plan.seq, int(slots[0]), 0, pages)
+            return
         singles = count if np.count_nonzero(border) == count - 1 else int(border.argmin())
         start = singles if singles > _FEW_GRANTS and self._grant_singles(plan, singles) else 0
         if start < count:

@@ -50,6 +50,8 @@ class Decodes:
         self._page_size: NDArray[np.int32] = np.array(limits.page_size, np.int32)
         self._max_pages: NDArray[np.int64] = np.array(slots.max_pages, np.int64)
         self._constants: NDArray[np.int32] = np.array([[walk], [CARRY], [1], [0]], np.int32)
+        self._round = limits.page_round
+        self._round_steps: NDArray[np.int32] = np.array(limits.page_round, np.int32)
         self._steps_left = 0
         self._tight = False
         self.stalled: list[int] = []
@@ -87,23 +89,25 @@ class Decodes:
         slots = self._slots
         rows = slots.ride[: slots.high].nonzero()[0]
         if not self._tight:
-            hungry = self._hungry(rows, self._limits.page_round)
+            hungry = self._hungry(rows, self._round_steps)
             held = slots.pages[hungry]
             lacking = hungry[held >= slots.horizon[hungry]]
             self._tight = not all(self._extend(slot, 1) for slot in lacking.tolist())
             if not self._tight:
-                self._steps_left = self._limits.page_round - 1
+                self._steps_left = self._round - 1
                 if hungry.size:
                     self._give(draft, hungry, held)
                 return
-        self._grow_by_age(draft, self._hungry(rows, 1).tolist(), make_room)
+        self._grow_by_age(draft, self._hungry(rows, _ONE).tolist(), make_room)
 
-    def _hungry(self, rows: Places, steps: int) -> Places:
+    def _hungry(self, rows: Places, steps: NDArray[np.int32]) -> Places:
         """Those of ``rows`` that lack a page for one of their next ``steps`` steps."""
         slots = self._slots
-        last = np.minimum(slots.planned[rows] + (steps - 1), slots.cap[rows] - 1)
+        last: NDArray[np.int32] = np.minimum(slots.planned[rows] + steps, slots.cap[rows])
         last += slots.base[rows]
-        return rows[last > slots.pages[rows] * self._page_size]
+        last -= _ONE
+        lacks: NDArray[np.bool_] = last > slots.pages[rows] * self._page_size
+        return rows[lacks]
 
     def _grow_by_age(self, draft: StepDraft, short: list[int], make_room: Callable[[int], None]) -> None:
         """The oldest rows first, while promises and pages last."""

@@ -44,6 +44,8 @@ class Prefill:
         self._slots = slots
         self._ledger = ledger
         self._walk = walk
+        self._floor = limits.chunk_floor
+        self._round = limits.page_round
         self._rows: list[_Row] = []
 
     def __len__(self) -> int:
@@ -61,7 +63,7 @@ class Prefill:
     def write(self, draft: StepDraft, room: int) -> list[int]:
         """Append chunks of ``room`` tokens together, with their pages; the slots whose input ends here."""
         rows = self._rows
-        shares = split_fairly([row.total - row.start for row in rows], room, self._limits.chunk_floor)
+        shares = split_fairly([row.total - row.start for row in rows], room, self._floor)
         finals: list[int] = []
         if any(shares):
             draft.rows[START : STRIDE + 1, : draft.n_rows] = -1
@@ -78,7 +80,9 @@ class Prefill:
         slots, columns = self._slots, draft.rows
         slot, start, n = row.slot, row.start, draft.n_rows
         row.start = end = start + share
-        held, need = int(slots.pages[slot]), self._pages(row)
+        final = end == row.total
+        held = int(slots.pages[slot])
+        need = self._pages_after_last(row) if final else self._limits.pages_of(end)
         if need > held:
             pages = self._ledger.take(need - held)
             slots.table[slot, held:need] = pages
@@ -89,7 +93,7 @@ class Prefill:
         columns[WALK, n] = self._walk
         columns[SOURCE, n] = HELD if start else INPUT
         columns[COUNTER, n] = start
-        columns[SAMPLES, n] = end == row.total
+        columns[SAMPLES, n] = final
         columns[LATE, n] = 0
         columns[START, n] = start
         columns[END, n] = end
@@ -97,10 +101,8 @@ class Prefill:
         columns[STRIDE, n] = share
         draft.n_rows = n + 1
 
-    def _pages(self, row: _Row) -> int:
-        """Pages for the tokens up to ``row.start``; after the last chunk also for the decodes of a round."""
+    def _pages_after_last(self, row: _Row) -> int:
+        """Pages for the whole input, and for the decodes that come before pages are given again."""
         limits, slots, slot = self._limits, self._slots, row.slot
-        if row.start < row.total:
-            return limits.pages_of(row.start)
         most = int(slots.base[slot]) + int(slots.cap[slot]) - 1
-        return min(limits.pages_of(min(row.total + limits.page_round, most)), int(slots.horizon[slot]))
+        return min(limits.pages_of(min(row.total + self._round, most)), int(slots.horizon[slot]))

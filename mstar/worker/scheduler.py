@@ -124,6 +124,7 @@ class MicroScheduler:
         self.slots = Slots(limits.slots, limits.max_seq_len, limits.page_size)
         self.ledger = Ledger(limits.pages)
         self.pipeline: Pipeline[_Step, _Return] = Pipeline(limits.depth)
+        self._floor, self._bind_bytes = limits.chunk_floor, limits.bind_bytes
         self._open_slot = open_slot
         self._replays = replays
         self._line = WaitingLine(limits)
@@ -262,8 +263,8 @@ class MicroScheduler:
         binds: list[Bind] = []
         if room < 1 or self._decodes.stalled or self._preempting:
             return binds
-        most = max(1, room // self.limits.chunk_floor)
-        tail = self.limits.bind_bytes
+        most = max(1, room // self._floor)
+        tail = self._bind_bytes
         while self.slots.free and len(self._prefill) < most:
             entry = self._line.head()
             if entry is None:
@@ -347,7 +348,7 @@ class MicroScheduler:
             return rows, others
         ending = [first + place for place, slot in enumerate(finals) if not self._decodes.start(slot)]
         places = columns[SAMPLES, :n].nonzero()[0]
-        slots = columns[SLOT, places].astype(np.int64)
+        slots = columns[SLOT][places].astype(np.int64)
         rows = DecodeRows(
             slots,
             draft.request[places],

@@ -323,15 +323,22 @@ _event = st.one_of(
 @settings(max_examples=120, deadline=None)
 @given(
     depth=st.integers(0, 2),
-    pages=st.integers(26, 64),
+    room=st.integers(104, 256),
+    page_size=st.sampled_from([1, 4, 16]),
     horizon=st.sampled_from([1, 4, 32]),
     events=st.lists(_event, min_size=1, max_size=60),
     stops=st.dictionaries(st.integers(1, 40), st.integers(0, 30), max_size=12),
 )
 def test_random_faults_leave_every_request_with_one_end_and_every_page_free(
-    depth: int, pages: int, horizon: int, events: list[tuple[str, int, int]], stops: dict[int, int]
+    depth: int,
+    room: int,
+    page_size: int,
+    horizon: int,
+    events: list[tuple[str, int, int]],
+    stops: dict[int, int],
 ) -> None:
-    rank = NullRank(LIMITS._replace(depth=depth, pages=pages, slots=5, horizon_tokens=horizon))
+    limits = LIMITS._replace(depth=depth, slots=5, page_size=page_size, horizon_tokens=horizon)
+    rank = NullRank(limits._replace(pages=limits.pages_of(room)))
     rank.stops = stops
     aborted: set[int] = set()
     budgets: dict[int, tuple[int, int]] = {}
