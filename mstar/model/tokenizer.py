@@ -101,7 +101,7 @@ class Tokenizer:
         """
         if (name := self._added.get(token)) is not None:
             return name.encode()
-        piece = self._engine.id_to_token(token)
+        piece = self._engine.id_to_token(token) if 0 <= token < self.vocab_size else None
         if piece is None:
             return None
         if self._byte_level:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mstar.distributed.shard import WHOLE, Shard
 from mstar.model.api import CausalLM, ForwardBatch, KVCache
 
 SHAPE: dict[str, Any] = {
@@ -79,12 +80,15 @@ class Paged:
         longest: int = 128,
         seed: int = 0,
         order: str = "scattered",
+        shard: Shard = WHOLE,
     ) -> None:
         self.model = model
         self.page_size = page_size
         width = -(-longest // page_size)
         dtype = next(model.parameters()).dtype
-        self.kv = KVCache.allocate(model.spec, sequences * width, page_size, dtype, torch.device("cpu"))
+        self.kv = KVCache.allocate(
+            model.spec, sequences * width, page_size, dtype, torch.device("cpu"), shard=shard
+        )
         generator = torch.Generator().manual_seed(seed)
         pages = torch.arange(sequences * width).int().view(sequences, width)
         if order == "scattered":
@@ -123,4 +127,5 @@ class Paged:
             logits_rows=torch.arange(len(tokens) if logits else 0),
         )
         with torch.inference_mode():
-            return self.model(batch, self.kv)
+            found: Tensor = self.model(batch, self.kv)
+        return found
