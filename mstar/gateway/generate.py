@@ -35,7 +35,8 @@ class _Whole:
 
 
 async def read_body(request: web.Request, seconds: float) -> bytes:
-    """The whole body. Raises ApiError 408 where it takes longer than ``seconds``, and aiohttp's 413."""
+    """The whole body. Raises ApiError: 408 where it takes longer than ``seconds``, 400 where its encoding is
+    broken; and aiohttp's 413."""
     limit, length = request.client_max_size, request.content_length or 0
     if length > limit:
         raise web.HTTPRequestEntityTooLarge(limit, length)
@@ -44,6 +45,9 @@ async def read_body(request: web.Request, seconds: float) -> bytes:
             return await request.read()
     except TimeoutError:
         raise ApiError(408, f"The body did not arrive within {seconds:g} s.", code="timeout") from None
+    except web.RequestPayloadError as error:
+        message = "The body is not what its Content-Encoding or Transfer-Encoding header says."
+        raise ApiError(400, message, code="invalid_body") from error
 
 
 class GenerateRoutes:

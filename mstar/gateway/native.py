@@ -50,8 +50,10 @@ class _Message(NamedTuple):
         """Decode a frame. Raises RequestInvalid where it says not even whom to answer."""
         found = decode_frame(frame)
         op, ident, kind = found.get("op"), found.get("id"), found.get("kind", "")
-        if not isinstance(op, str) or type(ident) is not int or not isinstance(kind, str):
-            raise RequestInvalid("A frame needs `op`, a string, and `id`, an integer.", "id", "invalid_frame")
+        if not isinstance(op, str) or type(ident) is not int or ident < 0 or not isinstance(kind, str):
+            raise RequestInvalid(
+                "A frame needs `op`, a string, and `id`, a positive integer.", "id", "invalid_frame"
+            )
         return cls(op, ident, kind, found.get("body", {}), len(frame))
 
 

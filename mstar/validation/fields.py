@@ -86,7 +86,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "repetition_penalty",
         BOTH,
-        number(0, 10, above=True),
+        number(0.01, 10),
         "generation_config.json, else 1 (off)",
         openai=False,
     ),

@@ -123,6 +123,16 @@ async def test_a_body_that_does_not_come_is_408_and_gives_its_place_back(
         await wait_until_async(lambda: gateway.service.conductor.live == 0)
 
 
+async def test_a_body_whose_encoding_is_broken_is_400(gateway: Gateway) -> None:
+    async with gateway.http() as client:
+        response = await client.post(
+            "/v1/completions", content=b"no gzip at all", headers={"content-encoding": "gzip"}
+        )
+        assert (response.status_code, checked(response)["code"]) == (400, "invalid_body")
+        assert (await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 1})).status_code == 200
+    await wait_until_async(lambda: gateway.service.conductor.live == 0)
+
+
 async def test_a_strange_request_id_is_not_echoed(gateway: Gateway) -> None:
     async with gateway.http() as client:
         mine = await client.get("/v1/models", headers={"x-request-id": "a b"})

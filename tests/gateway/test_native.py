@@ -185,6 +185,8 @@ async def test_a_bad_request_is_an_error_event_and_the_connection_lives(
         b"\xff\xff\xff\x7f",
         len(msgspec.msgpack.encode({"op": "ready", "id": 0})).to_bytes(4, "little")
         + msgspec.msgpack.encode({"op": "ready", "id": 0}),
+        len(msgspec.msgpack.encode({"op": "ready", "id": -1})).to_bytes(4, "little")
+        + msgspec.msgpack.encode({"op": "ready", "id": -1}),
     ],
 )
 async def test_a_stream_of_frames_that_cannot_be_followed_is_closed_with_a_reason(

@@ -138,7 +138,7 @@ BAD: dict[str, list[Any]] = {
     "ignore_eos": [1, 0, "true"],
     "presence_penalty": [-2.01, 2.01, True],
     "frequency_penalty": [-2.01, 2.01, "0"],
-    "repetition_penalty": [0, -1, 10.1, True],
+    "repetition_penalty": [0, 1e-320, 0.009, -1, 10.1, True],
     "logit_bias": [
         {"300": 1},
         {"-1": 1},
