@@ -10,6 +10,7 @@ from actors.wiring import ActorSpec, ChannelSpec, SlabSpec, StepSpec, Wiring
 from mstar.config.schema import Deployment, GatewayConfig, RankConfig
 from mstar.model.files import ModelFiles
 from mstar.model.spec import read_spec
+from mstar.validation.request import MAX_SEQUENCES
 from shm.steps import StepLayout
 
 __all__ = ["GATEWAY", "RANK", "Address", "WindowTooLong", "compose"]
@@ -90,7 +91,9 @@ def compose(
             ChannelSpec("tokens/0", rank, gateway, TOKENS_BYTES),
         ),
         slabs=(
-            SlabSpec("prompts/0", gateway, (rank,), _blocks(window, 2 * requests, requests // 4)),
+            SlabSpec(
+                "prompts/0", gateway, (rank,), _blocks(window, 2 * requests + MAX_SEQUENCES, requests // 4)
+            ),
             SlabSpec("replays/0", rank, (), _blocks(window, seqs, seqs)),
         ),
         steps=(StepSpec("steps/0", rank, (), _layout(deployment)),),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mstar.gateway.errors import not_ready, overloaded
+from mstar.gateway.errors import ApiError, not_ready, overloaded
 from mstar.messages.request import Abort, Admit, Sampling, encode_control
 from shm.errors import Poisoned, SlabExhausted
 from shm.slab import SlabHandle, SlabOwner
@@ -16,14 +17,18 @@ from shm.slab import SlabHandle, SlabOwner
 if TYPE_CHECKING:
     from actors.context import Context
 
-__all__ = ["Admission", "AdmissionStatistics", "Sequence"]
+__all__ = ["Admission", "AdmissionStatistics", "Prompt"]
+
+_HANDLE_BYTES = 24
+"""What the numbers of a handle take in a message, at most, beyond those of an empty one."""
 
 
-class Sequence(NamedTuple):
-    """One sequence to admit; ``prompt`` is int32 [n]."""
+class Prompt(NamedTuple):
+    """One prompt, int32 tokens, and the ``n`` sequences that continue it, with the ids from ``id`` on."""
 
     id: int
-    prompt: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+    n: int
     max_tokens: int
     min_tokens: int
     sampling: Sampling
@@ -49,47 +54,57 @@ class Admission:
         self._unsent: deque[int] = deque()
         self._admitted = self._full = self._aborted = 0
 
-    def admit(self, sequences: list[Sequence]) -> None:
-        """Send all sequences or none. Raises ApiError 429 where ring or slab is full, 503 where dead."""
-        sent: list[int] = []
+    def admit(self, prompts: list[Prompt]) -> None:
+        """Send all prompts or none.
+
+        Raises ApiError: 400 where they would not fit a slab and a ring that are empty, 429 where
+        these are full, 503 where the decider is dead.
+        """
+        slab = self._ctx.slabs[self._slab]
+        if not isinstance(slab, SlabOwner):
+            raise TypeError(f"slab {self._slab} must be owned by the gateway")
+        handles: list[SlabHandle] = []
+        sent = 0
         try:
-            for sequence in sequences:
-                self._send(sequence)
-                sent.append(sequence.id)
-        except SlabExhausted as error:
-            self._refuse(sent)
-            raise overloaded("Too many prompts wait to be served; try again a little later.") from error
+            for prompt in prompts:
+                handle = slab.lease(prompt.tokens.nbytes)
+                handles.append(handle)
+                np.frombuffer(slab.view(handle), np.int32)[:] = prompt.tokens
+            ring = self._ctx.outbox[self._channel]
+            while sent < len(prompts) and ring.send(_message(prompts[sent], handles[sent])):
+                sent += 1
+        except SlabExhausted:
+            pass
         except Poisoned as error:
             raise not_ready(
                 "The model is being restarted; try again a little later.", "restarting"
             ) from error
-        self._admitted += len(sent)
+        if sent < len(prompts):
+            self._take_back(slab, prompts[:sent], handles[sent:])
+            raise self._refusal(slab, prompts)
+        self._admitted += sum(prompt.n for prompt in prompts)
 
-    def _refuse(self, sent: list[int]) -> None:
+    def _take_back(self, slab: SlabOwner, sent: list[Prompt], unsent: list[SlabHandle]) -> None:
         self._full += 1
-        for id in sent:
-            self.abort(id)
-
-    def _send(self, sequence: Sequence) -> None:
-        slab = self._ctx.slabs[self._slab]
-        if not isinstance(slab, SlabOwner):
-            raise TypeError(f"slab {self._slab} must be owned by the gateway")
-        prompt = np.ascontiguousarray(sequence.prompt, np.int32)
-        handle: SlabHandle = slab.lease(prompt.nbytes)
-        np.frombuffer(slab.view(handle), np.int32)[:] = prompt
-        message = Admit(
-            request=sequence.id,
-            attempt=0,
-            prompt=handle,
-            prompt_tokens=len(prompt),
-            max_tokens=sequence.max_tokens,
-            sampling=sequence.sampling,
-            stop_ids=sequence.stop_ids,
-            min_tokens=sequence.min_tokens,
-        )
-        if not self._ctx.outbox[self._channel].send(encode_control(message)):
+        for handle in unsent:
             slab.release(handle)
-            raise SlabExhausted(f"the admission ring {self._channel} is full")
+        for prompt in sent:
+            for id in range(prompt.id, prompt.id + prompt.n):
+                self.abort(id)
+
+    def _refusal(self, slab: SlabOwner, prompts: list[Prompt]) -> ApiError:
+        ring = self._ctx.outbox[self._channel].ring
+        lengths = [len(_message(prompt, SlabHandle(0, 0, 0))) + _HANDLE_BYTES for prompt in prompts]
+        records = sum((length + 71) & -64 for length in lengths)  # see RingWriter.room
+        sizes = [prompt.tokens.nbytes for prompt in prompts]
+        if fits_empty(sizes, slab.pool.classes) and records <= ring.capacity - ring.reserved:
+            return overloaded("Too many prompts wait to be served; try again a little later.")
+        return ApiError(
+            400,
+            f"The {len(prompts)} prompts of this request are too much to be admitted at once; send fewer.",
+            param="prompt",
+            code="request_too_large",
+        )
 
     def abort(self, id: int) -> None:
         """Have the decider drop a sequence. Never lost: without room it waits for `flush`."""
@@ -114,3 +129,35 @@ class Admission:
     def statistics(self) -> AdmissionStatistics:
         """A snapshot."""
         return AdmissionStatistics(self._admitted, self._full, self._aborted, len(self._unsent))
+
+
+def fits_empty(sizes: list[int], classes: Sequence[tuple[int, int]]) -> bool:
+    """Whether prompts of these sizes in bytes find a block each where all are free.
+
+    ``classes`` are (bytes of a block, number of blocks), ascending; a block takes any smaller prompt.
+    """
+    if max(sizes, default=0) > classes[-1][0]:
+        return False
+    blocks = 0
+    for place in reversed(range(len(classes))):
+        blocks += classes[place][1]
+        smaller = classes[place - 1][0] if place else -1
+        if sum(size > smaller for size in sizes) > blocks:
+            return False
+    return True
+
+
+def _message(prompt: Prompt, handle: SlabHandle) -> bytes:
+    return encode_control(
+        Admit(
+            request=prompt.id,
+            attempt=0,
+            prompt=handle,
+            prompt_tokens=len(prompt.tokens),
+            max_tokens=prompt.max_tokens,
+            sampling=prompt.sampling,
+            stop_ids=prompt.stop_ids,
+            min_tokens=prompt.min_tokens,
+            count=prompt.n,
+        )
+    )

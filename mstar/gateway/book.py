@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from mstar.gateway.errors import ApiError, internal
+from mstar.gateway.errors import ApiError, internal, overloaded
 from mstar.gateway.request import CANCELLED, DONE, FAILED, Choice, Request
 from mstar.messages.tokens import ERROR, RUNNING, STOP, RowFailed, TokenBatch
 
@@ -122,7 +122,9 @@ class RequestBook:
         if choice is None or choice.attempt != event.attempt:
             self._stale += 1
             return
-        self.fail(choice.owner, internal(event.message, status=event.status))
+        busy = event.status == 429
+        error = overloaded(event.message) if busy else internal(event.message, status=event.status)
+        self.fail(choice.owner, error)
 
     def fail(self, request: Request, error: ApiError, *, abort: bool = True) -> None:
         """End a request with an error, once; later calls change nothing. ``abort``: its decider lives."""

@@ -16,7 +16,7 @@ import msgspec
 
 from mstar.conductor.book import Conductor, ConductorStatistics
 from mstar.conductor.errors import NoDecider, Overloaded
-from mstar.gateway.admission import Admission, AdmissionStatistics, Sequence
+from mstar.gateway.admission import Admission, AdmissionStatistics, Prompt
 from mstar.gateway.book import BookStatistics, RequestBook
 from mstar.gateway.errors import ApiError, as_api_error, draining, internal, not_ready
 from mstar.gateway.intake import Intake, Recipe
@@ -149,24 +149,16 @@ class Service:
             except (Overloaded, NoDecider) as error:
                 raise as_api_error(error) from error
         choices: list[Choice] = []
-        sequences: list[Sequence] = []
+        prompts: list[Prompt] = []
         body = recipe.request
-        for index in range(len(recipe.prompts) * body.n):
-            place = index // body.n
-            id = next(self._ids)
-            stream = TextStream(self.vocabulary, body.stop)
-            choices.append(Choice(id, index, stream, max_tokens=recipe.max_tokens[place], top=body.scores))
-            sampling = msgspec.structs.replace(recipe.sampling, choice=index)
-            sequences.append(
-                Sequence(
-                    id,
-                    recipe.prompts[place],
-                    recipe.max_tokens[place],
-                    body.min_tokens,
-                    sampling,
-                    recipe.stop_ids,
-                )
-            )
+        for tokens, most in zip(recipe.prompts, recipe.max_tokens, strict=True):
+            first = len(choices)
+            ids = [next(self._ids) for _ in range(body.n)]
+            for index, id in enumerate(ids, first):
+                stream = TextStream(self.vocabulary, body.stop)
+                choices.append(Choice(id, index, stream, max_tokens=most, top=body.scores))
+            sampling = msgspec.structs.replace(recipe.sampling, choice=first)
+            prompts.append(Prompt(ids[0], tokens, body.n, most, body.min_tokens, sampling, recipe.stop_ids))
         request = Request(
             number,
             choices,
@@ -177,7 +169,7 @@ class Service:
             native=native,
             render=render,
         )
-        self.admissions[decider].admit(sequences)
+        self.admissions[decider].admit(prompts)
         self.book.open(request)
         return request
 

@@ -32,12 +32,13 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Admit(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
-    """One sequence (one choice of a request) for a decider.
+    """One prompt for a decider, and ``count`` sequences (choices of a request) that continue it.
 
-    ``request`` is ours, unique per choice for the life of the daemon. ``prompt`` is a block of the
-    gateway's slab holding int32 token ids: the prompt and then ``accepted`` tokens that were
-    already delivered before a resume. ``max_tokens`` counts every generated token, the accepted
-    ones included; so does ``min_tokens``, below which ``stop_ids`` are not sampled.
+    ``request`` is ours, unique per sequence for the life of the daemon; further sequences have the
+    ids and the choices that follow. ``prompt`` is a block of the gateway's slab holding int32 token
+    ids: the prompt and then ``accepted`` tokens that were already delivered before a resume. It is
+    given back once, when no sequence needs it any more. ``max_tokens`` counts every generated token,
+    the accepted ones included; so does ``min_tokens``, below which ``stop_ids`` are not sampled.
     """
 
     request: int
@@ -49,7 +50,22 @@ class Admit(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
     stop_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     accepted: int = 0
-    hashes: bytes = b""
+    count: int = 1
+
+    def sequences(self) -> list[Admit]:
+        """The sequences one by one, each with a ``count`` of 1."""
+        if self.count == 1:
+            return [self]
+        first = self.sampling.choice
+        return [
+            msgspec.structs.replace(
+                self,
+                request=self.request + i,
+                sampling=msgspec.structs.replace(self.sampling, choice=first + i),
+                count=1,
+            )
+            for i in range(self.count)
+        ]
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):

@@ -14,7 +14,15 @@ from mstar.validation.errors import RequestInvalid
 from mstar.validation.fields import CHAT, COMPLETION, Field, table
 from mstar.validation.kinds import describe, token_array
 
-__all__ = ["ChatRequest", "CompletionRequest", "Limits", "check_tokens", "parse_chat", "parse_completion"]
+__all__ = [
+    "MAX_SEQUENCES",
+    "ChatRequest",
+    "CompletionRequest",
+    "Limits",
+    "check_tokens",
+    "parse_chat",
+    "parse_completion",
+]
 
 MAX_SEQUENCES = 1024
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default of the older endpoint

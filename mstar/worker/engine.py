@@ -22,6 +22,7 @@ from mstar.model.choose import CpuChoice, choose_cpu, choose_layout
 from mstar.model.files import ModelFiles
 from mstar.model.spec import ModelSpec, read_spec
 from mstar.model.weights import load_model
+from mstar.validation.request import MAX_SEQUENCES
 from mstar.worker.scheduler import Limits
 
 __all__ = ["CacheTooSmall", "Engine", "build_engine"]
@@ -79,7 +80,7 @@ def build_engine(
         batch_tokens=batch_tokens,
         min_chunk_tokens=min(MIN_CHUNK_TOKENS, batch_tokens),
         depth=deployment.pipeline_depth,
-        max_waiting=max(deployment.max_concurrent_requests, slots) * 2,
+        max_waiting=2 * max(deployment.max_concurrent_requests, slots) + MAX_SEQUENCES,
     )
     stage("allocating the KV cache", 0, 0)
     kv = KVCache.allocate(spec, pages, page_size, dtype, device)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -104,7 +106,10 @@ class RankActor(Actor):
             self._malformed += 1
             self._send([encode_event(RowFailed(message.request, message.attempt, str(error)))])
             return
-        self.scheduler.admit(message, tokens, partial(self._give_back, prompts, message))
+        sequences = message.sequences()
+        release = _after(len(sequences), partial(self._give_back, prompts, message))
+        for sequence in sequences:
+            self.scheduler.admit(sequence, tokens, release)
         for refusal in self.scheduler.take_refusals():
             self._send([encode_event(refusal)])
 
@@ -194,6 +199,17 @@ class RankActor(Actor):
             self._gateway_lives = True
             self._reported = None
         self.ctx.wake()
+
+
+def _after(times: int, action: Callable[[], None]) -> Callable[[], None]:
+    """``action`` once the result was called ``times`` times: the last reader of a prompt gives it back."""
+    calls = itertools.count(1)
+
+    def call() -> None:
+        if next(calls) == times:
+            action()
+
+    return call
 
 
 def step_result(results: ResultSlot) -> StepResult:

@@ -9,7 +9,9 @@ import pytest
 
 from mstar.config.schema import Deployment, GatewayConfig, RankConfig
 from mstar.daemon.compose import Address, WindowTooLong, compose
+from mstar.gateway.admission import fits_empty
 from mstar.model.files import ModelFiles
+from mstar.validation.request import MAX_SEQUENCES
 from shm.slab import SlabPool
 from tests.helpers.tiny_model import write_tiny_model
 
@@ -52,6 +54,11 @@ def test_a_prompt_that_fills_the_window_fits_a_block(far_sighted: Path, window: 
     for slab in composed(far_sighted, max_seq_len=window).slabs:
         assert slab.classes[-1][0] >= 4 * window
         SlabPool.create(slab.classes).close()
+
+
+def test_a_request_of_as_many_prompts_as_are_allowed_finds_its_blocks(tiny_model_dir: Path) -> None:
+    prompts, _ = composed(tiny_model_dir, max_concurrent_requests=1).slabs
+    assert fits_empty([4096] * MAX_SEQUENCES, prompts.classes)
 
 
 def test_a_window_that_the_model_does_not_have_is_refused(tiny_model_dir: Path) -> None:

@@ -93,6 +93,18 @@ def test_n_choices_come_with_their_indices_and_a_common_usage(client: openai.Ope
     assert answer.usage.completion_tokens == 12
 
 
+def test_the_most_choices_of_a_long_prompt_are_answered(
+    client: openai.OpenAI, name: str, server: Server
+) -> None:
+    answer = client.completions.create(
+        model=name, prompt=[5] * 1100, n=128, max_tokens=1, seed=1, extra_body={"ignore_eos": True}
+    )
+    assert [choice.index for choice in answer.choices] == list(range(128))
+    with server.client() as native:
+        slab = native.status()["rings"]["prompts/0"]
+    assert slab["leased"] == 0
+
+
 def test_a_seed_makes_an_answer_repeatable(client: openai.OpenAI, name: str) -> None:
     def text(seed: int) -> str | None:
         answer = client.chat.completions.create(model=name, messages=MESSAGES, max_tokens=12, seed=seed)

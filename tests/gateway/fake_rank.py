@@ -208,10 +208,11 @@ class FakeRank:
             handle = message.prompt
             prompt = np.frombuffer(self.ctx.rank_prompts.view(handle), np.int32).copy()
             self.ctx.rank_prompts.give_back(handle)
-            self.admitted.append(message)
-            self.prompts[message.request] = prompt
-            tokens = iter(self.script(message, prompt))
-            self.rows[message.request] = Row(message, tokens, itertools.count())
+            for sequence in message.sequences():
+                self.admitted.append(sequence)
+                self.prompts[sequence.request] = prompt
+                tokens = iter(self.script(sequence, prompt))
+                self.rows[sequence.request] = Row(sequence, tokens, itertools.count())
 
     def step(self) -> bool:
         """Give every row one token; False where there is nothing to do."""

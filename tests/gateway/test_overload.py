@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mstar.gateway.admission import fits_empty
 from mstar.gateway.tuning import Tuning
 from tests.gateway.harness import MODEL, Gateway, serving
 from tests.helpers.waiting import wait_until_async
@@ -85,9 +86,16 @@ async def full(gateway: Gateway) -> None:
 async def test_a_full_slab_is_a_429_and_leaves_no_lease(tiny_model_dir: Path, tmp_path: Path) -> None:
     context = {"prompt_blocks": ((4096, 4),)}
     async with serving(tiny_model_dir, tmp_path, context=context) as gateway, gateway.http() as client:
-        response = await client.post("/v1/completions", json={**BODY, "n": 5})
+        gateway.rank.deaf = True
+        live = asyncio.create_task(client.post("/v1/completions", json=BODY))
+        await wait_until_async(lambda: gateway.service.book.live == 1)
+        response = await client.post("/v1/completions", json={**BODY, "prompt": ["hello"] * 4})
         assert response.status_code == 429
-        await wait_until_async(lambda: len(gateway.rank.aborted) == 4)
+        assert "retry-after" in response.headers
+        gateway.rank.deaf = False
+        gateway.rank.grant(None)
+        assert (await live).status_code == 200
+        assert len(gateway.rank.admitted) == 1
         await full(gateway)
         assert gateway.ctx.slabs["prompts/0"].leased == 0
 
@@ -97,12 +105,13 @@ async def test_a_full_ring_is_a_429_and_an_abort_still_arrives(tiny_model_dir: P
     context = {"admit_bytes": 4096}
     async with serving(tiny_model_dir, tmp_path, context=context) as gateway, gateway.http() as client:
         gateway.rank.deaf = True
-        live = asyncio.create_task(client.post("/v1/completions", json=BODY))
-        await wait_until_async(lambda: gateway.service.book.live == 1)
-        response = await client.post("/v1/completions", json={**BODY, "n": 64})
+        live = [asyncio.create_task(client.post("/v1/completions", json=BODY)) for _ in range(12)]
+        await wait_until_async(lambda: gateway.service.book.live == 12)
+        response = await client.post("/v1/completions", json={**BODY, "prompt": ["hello"] * 14, "n": 6})
         assert response.status_code == 429
         sent = gateway.service.admissions[0].statistics()
-        live.cancel()
+        for one in live:
+            one.cancel()
         await wait_until_async(lambda: gateway.service.book.live == 0)
         gateway.rank.deaf = False
         gateway.rank.grant(None)
@@ -115,3 +124,57 @@ async def test_a_full_ring_is_a_429_and_an_abort_still_arrives(tiny_model_dir: P
         assert sent.aborted - sent.waiting_aborts > 4, "the reserved room takes aborts while data finds none"
         await full(gateway)
         assert gateway.ctx.slabs["prompts/0"].leased == 0
+
+
+async def test_the_choices_of_a_prompt_share_its_block(tiny_model_dir: Path, tmp_path: Path) -> None:
+    context = {"prompt_blocks": ((4096, 1),)}
+    async with serving(tiny_model_dir, tmp_path, context=context) as gateway, gateway.http() as client:
+        response = await client.post("/v1/completions", json={**BODY, "n": 128, "temperature": 1})
+        assert response.status_code == 200
+        assert [admit.sampling.choice for admit in gateway.rank.admitted] == list(range(128))
+        assert gateway.ctx.slabs["prompts/0"].leased == 0
+
+
+@pytest.mark.parametrize("context", [{"prompt_blocks": ((4096, 4),)}, {"admit_bytes": 4096}])
+async def test_a_request_that_an_idle_server_could_not_take_is_a_400_and_no_429(
+    tiny_model_dir: Path, tmp_path: Path, context: dict[str, Any]
+) -> None:
+    async with serving(tiny_model_dir, tmp_path, context=context) as gateway, gateway.http() as client:
+        response = await client.post("/v1/completions", json={**BODY, "prompt": ["hello"] * 65})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "prompt"
+        assert "65 prompts" in response.json()["error"]["message"]
+        await wait_until_async(lambda: gateway.service.admissions[0].statistics().waiting_aborts == 0)
+        gateway.rank.take()
+        await full(gateway)
+        assert gateway.ctx.slabs["prompts/0"].leased == 0
+
+
+@pytest.mark.behaviour("F-22")
+async def test_a_line_that_is_full_at_the_rank_is_a_429_with_retry_after_too(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    async with serving(tiny_model_dir, tmp_path) as gateway, gateway.http() as client:
+        gateway.rank.credit = 0
+        asked = asyncio.create_task(client.post("/v1/completions", json=BODY))
+        await wait_until_async(lambda: len(gateway.rank.admitted) == 1)
+        gateway.rank.fail_row(gateway.rank.admitted[0].request, "8 requests already wait for a slot", 429)
+        response = await asked
+    assert response.status_code == 429
+    assert int(response.headers["retry-after"]) >= 1
+    assert response.json()["error"]["code"] == "overloaded"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fits"),
+    [
+        ([], True),
+        ([4, 4, 4], True),
+        ([4, 4, 4, 4], False),
+        ([8, 4, 4], True),
+        ([8, 8, 4], False),
+        ([9], False),
+    ],
+)
+def test_small_prompts_may_take_large_blocks_and_never_the_other_way(sizes: list[int], fits: bool) -> None:
+    assert fits_empty(sizes, [(4, 2), (8, 1)]) is fits
