@@ -20,7 +20,7 @@ SHAPE: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
-    "max_position_embeddings": 256,
+    "max_position_embeddings": 512,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,

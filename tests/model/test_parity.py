@@ -112,16 +112,16 @@ def test_every_weight_layout_gives_the_same_logits(pair: Pair, layout: Layout) -
 
 @pytest.mark.parametrize("order", ["scattered", "consecutive", "two pieces"])
 def test_long_rows_attend_wherever_their_pages_lie(pair: Pair, order: str) -> None:
-    tokens = [sequence(200, 30), sequence(170, 31), sequence(40, 32)]
+    tokens = [sequence(320, 30), sequence(290, 31), sequence(40, 32)]
     expected = [pair.expected(t) for t in tokens]
-    run = Paged(pair.ours, 3, page_size=8, longest=208, order=order)
-    run.step([(0, tokens[0][:150]), (1, tokens[1][:140]), (2, tokens[2][:36])])
+    run = Paged(pair.ours, 3, page_size=8, longest=328, order=order)
+    run.step([(0, tokens[0][:300]), (1, tokens[1][:280]), (2, tokens[2][:36])])
     for at in range(3):
-        rows = [(1, 140 + at), (0, 150 + at), (2, 36 + at)]
+        rows = [(1, 280 + at), (0, 300 + at), (2, 36 + at)]
         logits = run.step([(i, tokens[i][place : place + 1]) for i, place in rows])
         close(logits, torch.stack([expected[i][place] for i, place in rows]))
-    mixed = run.step([(2, tokens[2][39:]), (0, tokens[0][153:]), (1, tokens[1][143:144])])
-    close(mixed, torch.cat([expected[2][39:40], expected[0][153:200], expected[1][143:144]]))
+    mixed = run.step([(2, tokens[2][39:]), (0, tokens[0][303:]), (1, tokens[1][283:284])])
+    close(mixed, torch.cat([expected[2][39:40], expected[0][303:320], expected[1][283:284]]))
 
 
 def test_a_batch_that_wants_no_logits_still_fills_the_cache(pair: Pair) -> None:
