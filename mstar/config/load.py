@@ -164,6 +164,13 @@ def _check_together(deployment: Deployment, sources: Mapping[str, str]) -> None:
             f"tensor_parallel_size is {size} ({sources['tensor_parallel_size']}); allowed is 1: "
             "this version runs a model on one rank"
         )
+    budget, rows = deployment.max_batch_tokens, deployment.max_num_seqs
+    if budget is not None and budget < rows:
+        raise ConfigError(
+            f"max_batch_tokens is {budget} ({sources['max_batch_tokens']}), less than max_num_seqs, which is "
+            f"{rows} ({sources['max_num_seqs']}); every sequence takes a token of a step: raise the one or "
+            "lower the other"
+        )
     names = deployment.served_model_name
     if any(not name for name in (*names, deployment.model)):
         empty = "model" if not deployment.model else "served_model_name"

@@ -63,7 +63,8 @@ OPTIONS: tuple[Option, ...] = (
         "max_batch_tokens",
         ("--max-num-batched-tokens",),
         "MSTAR_MAX_NUM_BATCHED_TOKENS",
-        "tokens of one step, prefill and decode together; lower it for smoother streams beside long prompts",
+        "tokens of one step, prefill and decode together, at least max_num_seqs; "
+        "lower it for smoother streams beside long prompts",
     ),
     Option(
         "max_concurrent_requests",

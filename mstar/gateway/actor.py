@@ -35,7 +35,9 @@ __all__ = ["GatewayActor"]
 _log = logging.getLogger(__name__)
 
 BACKLOG = 1024
-LAST_WORDS = 5.0  # seconds for what was ended by the drain to reach its clients
+LAST_WORDS = (
+    3.0  # seconds for what was ended by the drain to reach its clients; less than a hastened stop has
+)
 
 
 class GatewayActor(Actor):
@@ -125,7 +127,7 @@ class GatewayActor(Actor):
         end = loop.time() + seconds
         _log.info("draining: %d requests, at most %g s", service.book.live, seconds)
         # Three conditions of three owners, watched for the seconds of a drain only.
-        while service.book.live and loop.time() < end and not self._hastened():  # noqa: ASYNC110
+        while service.book.live and loop.time() < end and not self.ctx.hastened:  # noqa: ASYNC110
             await asyncio.sleep(self.tuning.tick_seconds)
         left = list(service.book.requests)
         if left:
@@ -142,9 +144,6 @@ class GatewayActor(Actor):
         end = loop.time() + LAST_WORDS
         while self._busy() and loop.time() < end:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-
-    def _hastened(self) -> bool:
-        return bool(getattr(self.ctx, "hastened", False))
 
     def _busy(self) -> bool:
         if any(not connection.idle for connection in self.service.connections):

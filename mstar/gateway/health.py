@@ -9,6 +9,7 @@ import msgspec
 from actors.errors import ActorsError
 from mstar.gateway.errors import not_ready
 from mstar.gateway.service import Service
+from shm.slab import SlabOwner
 
 if TYPE_CHECKING:
     from mstar.config.schema import GatewayConfig
@@ -100,7 +101,7 @@ class Health:
             {
                 name: plain(slab.statistics())
                 for name, slab in ctx.slabs.items()
-                if hasattr(slab, "statistics")
+                if isinstance(slab, SlabOwner)
             }
         )
         return rings

@@ -71,6 +71,10 @@ def test_every_default_is_accepted_from_the_file_and_from_flags(entry: Any, tmp_
         ({"kv_cache_bytes": "1 parsec"}, "kv_cache_bytes is '1 parsec'"),
         ({"kv_cache_bytes": "0"}, "kv_cache_bytes is '0'"),
         ({"tensor_parallel_size": 2}, "allowed is 1: this version runs a model on one rank"),
+        (
+            {"max_batch_tokens": 63},
+            "(flag --max-num-batched-tokens), less than max_num_seqs, which is 64 (default); every sequence",
+        ),
         ({"model": ""}, "model is empty"),
         ({"listen.api_keys": ["clé"]}, "printable ASCII"),
     ],
