@@ -257,7 +257,7 @@ def measure(load: Load, steps: int) -> Figures:
     )
 
 
-def quietest(load: Load, steps: int, limit: float | None, tries: int = 12) -> Figures:
+def quietest(load: Load, steps: int, limit: float | None, tries: int = 5) -> Figures:
     """Measure until the thread waited for a core less than ``limit`` us a step; else the calmest try."""
     best = measure(load, steps)
     for _ in range(tries if limit is not None else 0):
@@ -274,18 +274,20 @@ def _nothing() -> None:
 
 
 def _reader_process(ring: Ring) -> int:
-    """Fork a process that empties ``ring``."""
+    """Fork a process that empties ``ring``, until it is killed or its parent is gone."""
+    parent = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     _pin(1)
     reader = RingReader(ring)
-    while True:
+    while os.getppid() == parent:
         record = reader.peek()
         if record is None:
             time.sleep(0.0002)
         else:
             reader.release()
+    os._exit(0)
 
 
 def _clock_cost() -> float:
@@ -329,8 +331,8 @@ def main(argv: list[str] | None = None) -> int:
         os.sched_setaffinity(0, cores)
         found.append({**load._asdict(), "steps": options.steps, "measured": figures._asdict()})
         print(_line(figures), flush=True)
-    if options.json:
-        _save(options.json, found)
+        if options.json:
+            _save(options.json, found)
     return 0
 
 
