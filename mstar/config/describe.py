@@ -50,7 +50,7 @@ def leaves(deployment: Deployment) -> dict[str, Any]:
 
 def _bounds(low: float | None, above: float | None, high: float | None) -> str:
     if low is not None and high is not None:
-        return f" from {low:g} to {high:g}"
+        return f" from {low} to {high}"
     if low is not None:
         return f" of at least {low:g}"
     if above is not None:

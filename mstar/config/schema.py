@@ -31,14 +31,14 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_seq_len: Positive | None = None
     max_num_seqs: Annotated[int, Meta(ge=1, le=1024)] = 64
-    max_batch_tokens: Positive | None = None
-    max_concurrent_requests: Positive = 256
+    max_batch_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    max_concurrent_requests: Annotated[int, Meta(ge=1, le=1 << 16)] = 256
     max_body_bytes: Positive = 8 << 20
     tensor_parallel_size: Positive = 1
     pipeline_depth: Annotated[int, Meta(ge=0, le=2)] = 1
     page_size: Annotated[int, Meta(ge=1, le=256)] = 16
     kv_cache_bytes: Positive = 1 << 30
-    threads: Positive | None = None
+    threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
     drain_seconds: Annotated[float, Meta(ge=0)] = 30.0
     stage_timeout: Annotated[float, Meta(gt=0)] = 300.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -151,9 +151,10 @@ def _listen_tcp(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_ADDRCONFIG
         )
-    except socket.gaierror as error:
+    except (socket.gaierror, UnicodeError) as error:  # UnicodeError: no name that DNS could carry
+        why = error.strerror if isinstance(error, OSError) else "not a host name"
         raise CannotListen(
-            f"the host {host!r} is no address of this machine ({error.strerror}); "
+            f"the host {host!r} is no address of this machine ({why}); "
             "allowed are addresses such as 127.0.0.1 or 0.0.0.0"
         ) from error
     family, kind, protocol, _, address = found[0]

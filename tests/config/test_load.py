@@ -70,6 +70,9 @@ def test_every_default_is_accepted_from_the_file_and_from_flags(entry: Any, tmp_
         ({"drain_seconds": "nan"}, "drain_seconds is 'nan'"),
         ({"kv_cache_bytes": "1 parsec"}, "kv_cache_bytes is '1 parsec'"),
         ({"kv_cache_bytes": "0"}, "kv_cache_bytes is '0'"),
+        ({"threads": 1025}, "threads is 1025 (flag --threads); allowed is a whole number from 1 to 1024"),
+        ({"max_concurrent_requests": 10**9}, "allowed is a whole number from 1 to 65536"),
+        ({"max_batch_tokens": 10**12}, "allowed is a whole number from 1 to 1048576"),
         ({"tensor_parallel_size": 2}, "allowed is 1: this version runs a model on one rank"),
         (
             {"max_batch_tokens": 63},

@@ -122,6 +122,12 @@ def test_a_host_that_is_not_ours_is_told() -> None:
         Sockets(Listen(host="192.0.2.1", port=0, uds="/tmp/mstar-test-host.sock"), {})
 
 
+@pytest.mark.parametrize("host", ["a" * 300, "a..b"])
+def test_a_host_that_is_no_name_is_told(tmp_path: Path, host: str) -> None:
+    with pytest.raises(CannotListen, match="not a host name"):
+        Sockets(Listen(host=host, port=0, uds=str(tmp_path / "s")), {})
+
+
 def test_a_socket_that_was_replaced_under_us_is_not_removed(tmp_path: Path) -> None:
     found = on(tmp_path / "s")
     (tmp_path / "s").unlink()
