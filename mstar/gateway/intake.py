@@ -201,6 +201,15 @@ class Intake:
             raise RequestInvalid(
                 f"`{path}` holds no tokens; it must hold at least one.", path, "invalid_value"
             )
+        most = self.limits.vocab_size - 1
+        if int(prompt.max()) > most:  # a tokenizer may know more tokens than its model
+            index = int(np.argmax(prompt > most))
+            raise RequestInvalid(
+                f"`{path}` holds token {int(prompt[index])} at index {index}, which the tokenizer has and "
+                f"the model has not; its token ids are 0 to {most}.",
+                path,
+                "invalid_value",
+            )
         if length >= window:
             raise RequestInvalid(
                 f"`{path}` has {length} tokens; the window of this model is {window} tokens, "

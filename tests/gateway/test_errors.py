@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from mstar.gateway.tuning import Tuning
 from tests.gateway.harness import MODEL, Gateway, serving
 from tests.gateway.raw import RawClient, http_post
+from tests.helpers.tiny_model import write_tiny_model
 from tests.helpers.waiting import wait_until_async
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
@@ -55,6 +56,26 @@ async def test_a_bad_field_is_a_status_and_a_json_error_even_for_a_stream(
         assert (response.status_code, error["param"]) == (status, param)
         assert (await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 1})).status_code == 200
     assert gateway.service.statistics().refused == {status: 1}
+
+
+@pytest.mark.behaviour("F-24")
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+async def test_a_token_that_the_tokenizer_has_and_the_model_has_not_is_a_400(
+    tmp_path: Path, path: str
+) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    pad = {**tokenizer["added_tokens"][0], "id": 1000, "content": "<pad>"}
+    (model / "tokenizer.json").write_text(
+        json.dumps({**tokenizer, "added_tokens": [*tokenizer["added_tokens"], pad]})
+    )
+    body = {"model": MODEL, "prompt": "a <pad>", "messages": [{"role": "user", "content": "a <pad>"}]}
+    del body["messages" if path == "completions" else "prompt"]
+    async with serving(model, tmp_path) as gateway, gateway.http() as client:
+        response = await client.post(f"/v1/{path}", json=body)
+        assert gateway.rank.admitted == []
+    assert response.status_code == 400
+    assert "which the tokenizer has and the model has not" in checked(response)["message"]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model": NaN}', b"\xff", b'{"a":' * 5000])
