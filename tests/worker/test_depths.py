@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -163,3 +164,24 @@ def test_a_row_whose_logits_are_not_numbers_fails_alone(
     answers = local.generate(asked)
     assert len(answers[0].failed) == 1
     assert answers[1].tokens == whole[1]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.behaviour("F-36")
+def test_the_default_model_gives_the_same_tokens_at_every_depth(model_dir: Path) -> None:
+    rng = np.random.default_rng(3)
+    for sampling in (Sampling(temperature=0.0), Sampling(temperature=0.8, top_p=0.9)):
+        asked = [
+            Prompt(
+                tuple(rng.integers(100, 40000, int(rng.integers(4, 300))).tolist()),
+                24,
+                msgspec.structs.replace(sampling, seed=i),
+            )
+            for i in range(12)
+        ]
+        found = []
+        for depth in (0, 1, 2):
+            local = LocalRank(model_dir, dtype="float32", threads=1, max_num_seqs=12, pipeline_depth=depth)
+            found.append(tokens(local.generate(asked, stagger=2)))
+        assert found[0] == found[1] == found[2]
