@@ -135,6 +135,7 @@ class NativeConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._behind_since = None
         self._ticker.discard(self)
+        self._read_on()
         late, self.late = self.late, {}
         for stream in late:
             if stream.request is not None:
@@ -190,13 +191,23 @@ class NativeConnection(asyncio.Protocol):
 
     def _write_out(self) -> None:
         out, self._out = self._out, []
-        if out and self._transport is not None:
-            self._transport.write(b"".join(out))
+        transport = self._transport
+        if out and transport is not None:
+            transport.write(b"".join(out))
+            if transport.get_write_buffer_size() > self._service.tuning.pending_bytes:
+                transport.pause_reading()  # who does not read the answers asks no more questions
 
     def _break(self, error: ApiError) -> None:
         """The stream of frames cannot be followed any more: say why, and close."""
         self.send({"id": 0, **error_event(error)})
         self.close()
+
+    def _read_on(self) -> None:
+        transport = self._transport
+        if transport is None or self._closing or self._decoding is not None:
+            return
+        if transport.get_write_buffer_size() <= self._service.tuning.pending_bytes:
+            transport.resume_reading()
 
     def _read(self, frame: bytes) -> None:
         if len(frame) > PIECE:
@@ -217,8 +228,7 @@ class NativeConnection(asyncio.Protocol):
             return
         self._decoding = None
         self._take(message)
-        if self._transport is not None and not self._closing:
-            self._transport.resume_reading()
+        self._read_on()
         self._cut()
 
     def _take(self, message: _Message) -> None:

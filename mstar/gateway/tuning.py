@@ -17,7 +17,8 @@ class Tuning(NamedTuple):
     """A stream whose socket has more unsent bytes than this is behind: its deltas coalesce."""
     write_low: int = 1 << 14
     pending_bytes: int = 4 << 20
-    """Coalesced bytes beyond which a stream that is behind is cut."""
+    """Coalesced bytes beyond which a stream that is behind is cut, and unsent ones of a native connection
+    beyond which it is not asked any more."""
     slow_seconds: float = 30.0
     """A stream that stays behind for so long is cut."""
     ping_seconds: float = 5.0

@@ -328,6 +328,33 @@ async def test_a_connection_that_stays_behind_is_cut(
         client.close()
 
 
+async def test_who_reads_no_answers_is_not_asked_any_more_until_it_does(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    tuning = Tuning(write_high=4096, write_low=1024, pending_bytes=30_000)
+    async with serving(tiny_model_dir, tmp_path, tuning=tuning, send_buffer=8192) as gateway:
+        client = await NativeClient.open(gateway.uds, receive_buffer=4096)
+        body = {"prompt": "hello " * 200}
+        asking = asyncio.create_task(ask_all(client, 2000, body))
+        await wait_until_async(lambda: gateway.service.connections)
+        (connection,) = gateway.service.connections
+        await wait_until_async(
+            lambda: not connection._transport.is_reading(), what="the asking to be stopped"
+        )
+        held = connection._transport.get_write_buffer_size()
+        answers = 0
+        while answers < 2000:
+            answers += (await client.event())["event"] == "result"
+        await asking
+        client.close()
+    assert 30_000 < held < 2000 * 200
+
+
+async def ask_all(client: NativeClient, count: int, body: dict[str, Any]) -> None:
+    for ident in range(1, count + 1):
+        await client.ask(op="tokenize", id=ident, body=body)
+
+
 async def test_one_connection_may_not_open_requests_without_bound(
     tiny_model_dir: Path, tmp_path: Path
 ) -> None:
