@@ -26,7 +26,7 @@ class SlotState:
 
 
 class Executor:
-    """Runs plans in order on one rank. ``inputs(slab, handle)`` opens a bound input.
+    """Runs plans in order on one rank. ``inputs(bind)`` opens the input that a bind names.
 
     Raises PlanMismatch before any row is touched when a plan contradicts this rank's state.
     """

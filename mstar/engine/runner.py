@@ -115,9 +115,9 @@ class LanguageModelRunner(SlotState):
             top_logprobs[slots] = sampled.top_logprobs.numpy()
 
     def _pack(self, plan: StepPlan) -> tuple[ForwardBatch, NDArray[np.int64], NDArray[np.int64]]:
-        """The batch, the plan rows that sample (int64 [r], in the order of the logits), and the
+        """The batch, the plan rows that sample, in the order of the logits, and the places of their tokens.
 
-        place of each new token in its sequence (int64 [r]).
+        Rows and places are int64 [r]; a place counts from the start of the sequence.
         """
         table = self._table
         decode = np.flatnonzero(plan.source == CARRY)
@@ -171,10 +171,10 @@ class LanguageModelRunner(SlotState):
         return batch, np.concatenate(sample_rows), np.concatenate(sample_positions)
 
     def warm_up(self, rows: int, chunk: int) -> None:
-        """Run every kind of step once, so that the first request pays for nothing: a chunk of ``chunk``
+        """Run every kind of step once, so that the first request pays for nothing.
 
-        tokens, decodes of 1 and of ``rows`` rows, greedy, sampled and with logprobs. Nothing is bound yet;
-        what it leaves in the KV cache is written over before it is read.
+        That is a chunk of ``chunk`` tokens and decodes of 1 and of ``rows`` rows, each greedy, sampled and
+        with logprobs. Nothing is bound yet; what it leaves in the KV cache is written over before it is read.
         """
         size, pages = self._page_size, self._kv.pages
         chunk = max(1, min(chunk, pages * size, self._prompt.shape[1]))

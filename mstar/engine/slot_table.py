@@ -163,9 +163,9 @@ class SlotTable:
         return self._rows
 
     def _fits(self, plan: StepPlan, rows: NDArray[np.int64], counter: NDArray[np.int32]) -> bool:
-        """The whole check of rows that decode, in few passes. On False ``_find_fault`` names the fault
+        """The whole check of rows that decode, in few passes.
 
-        or finds none: rows out of slot order are in order too.
+        On False ``_find_fault`` names the fault or finds none: rows out of slot order are right too.
         """
         n = counter.size
         return (

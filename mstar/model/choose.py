@@ -2,13 +2,14 @@
 
 Measured, where there is a choice to make; settled where there is none:
 
-* Threads: one core is left to the gateway, which has to answer while a step runs. On two cores that leaves
-one, and one thread it is: two threads meet at a barrier after every layer, so that any other work on
-either core stalls both (on two busy cores a step of SmolLM2 took 2 to 5 times as long with two threads as
-with one). With more cores the counts in between are timed, and more threads have to earn their keep. *
-Dtype: bfloat16 where the processor multiplies it natively and the timing shows it; float32 otherwise (with
-AVX2 alone bfloat16 runs at 10 GFLOP/s a core, float32 at 70). * Layout: a second copy of the wide layers
-for small batches, where memory is plenty (see `matmul`).
+* Threads: one core is left to the gateway, which has to answer while a step runs. On two cores that
+  leaves one, and one thread it is: two threads meet at a barrier after every layer, so that any other
+  work on either core stalls both (on two busy cores a step of SmolLM2 took 2 to 5 times as long with two
+  threads as with one). With more cores the counts in between are timed, and more threads have to earn
+  their keep.
+* Dtype: bfloat16 where the processor multiplies it natively and the timing shows it; float32 otherwise
+  (with AVX2 alone bfloat16 runs at 10 GFLOP/s a core, float32 at 70).
+* Layout: a second copy of the wide layers for small batches, where memory is plenty (see `matmul`).
 """
 
 from __future__ import annotations

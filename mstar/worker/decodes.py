@@ -22,9 +22,10 @@ _ONE: NDArray[np.int32] = np.array(1, np.int32)
 
 
 class DecodeRows(NamedTuple):
-    """The decode rows of one step, in slot order: slots int64 [n], requests int64 [n], and the tokens
+    """The decode rows of one step, in slot order.
 
-    each had generated before, int32 [n]; ``ending`` are the places of those that reach their cap.
+    ``slots`` and ``request`` are int64 [n], ``counter`` int32 [n] the tokens that each had generated
+    before; ``ending`` are the places of those that reach their cap.
     """
 
     slots: Places

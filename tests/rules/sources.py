@@ -20,7 +20,10 @@ DECIDING = (
     "mstar/conductor/",
     *(
         f"mstar/worker/{name}.py"
-        for name in ("scheduler", "batch", "budget", "ledger", "prefix", "pipeline", "slots")
+        for name in (
+            *("scheduler", "waiting", "prefill", "decodes", "batch", "budget"),
+            *("limits", "ledger", "prefix", "pipeline", "slots"),
+        )
     ),
     *(f"mstar/engine/{name}.py" for name in ("chunking", "stop", "slot_table")),
     *(f"mstar/gateway/{name}.py" for name in ("book", "text")),

@@ -141,3 +141,15 @@ def test_only_shm_makes_shared_memory() -> None:
         if module.partition(".")[0] == "posix_ipc"
     ]
     assert not found
+
+
+def test_a_docstring_begins_with_a_whole_sentence() -> None:
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [
+        f"{file}: {first!r}"
+        for file in python_files(*PACKAGES, "tests")
+        for node in ast.walk(tree(file))
+        if isinstance(node, documented) and (text := ast.get_docstring(node))
+        if (first := text.partition("\n\n")[0])[-1] not in ".:!?`)"
+    ]
+    assert not found
