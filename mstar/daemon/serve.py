@@ -53,6 +53,8 @@ __all__ = ["Daemon", "loop_factory"]
 STOP_MARGIN = 5.0
 # What is left to the actors once a stop was hastened, in seconds.
 HASTE = 5.0
+# What is left, phase by phase, to actors that serve nobody yet; an import hears no order until it is over.
+UNBORN = 1.0
 _NAMED = re.compile(r"(?<=: )(?:mstar|shm)(?:\.\w+)+: ")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -192,7 +194,7 @@ class Daemon:
         try:
             await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
             if not starting.done():
-                await supervisor.stop(HASTE)
+                await supervisor.stop(UNBORN)
             await starting
         finally:
             stopping.cancel()

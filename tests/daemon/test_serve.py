@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from actors.errors import StartFailed
 from mstar import Client
 from mstar.client.errors import ClientError, NotReady
 from mstar.config.launch import Failed, News, Progress
@@ -141,3 +143,32 @@ def test_a_client_that_connects_before_anything_answers_is_served_late_not_refus
     visitor = beside(visit)
     assert daemon(path, []).run() == 1
     visitor.join()
+
+
+def test_a_start_that_is_stopped_gives_actors_that_serve_nobody_little_time(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graces: list[float] = []
+
+    class Starting:
+        """A supervisor whose actors import for ever."""
+
+        def __init__(self, wiring: object, **hooks: object) -> None:
+            self.over = asyncio.Event()
+
+        async def start(self) -> None:
+            beside(lambda: os.kill(os.getpid(), signal.SIGTERM))
+            await self.over.wait()
+            raise StartFailed("stopped", "")
+
+        async def stop(self, grace: float) -> None:
+            graces.append(grace)
+            self.over.set()
+
+    monkeypatch.setattr(serve, "Supervisor", Starting)
+    monkeypatch.setattr(serve, "resolve", lambda model, *, progress: ModelFiles("m", path))
+    news: list[News] = []
+    deployment = Deployment(listen=Listen(uds=str(path), tcp=False))
+    assert Daemon(deployment, news=news.append, composer=lambda *parts, **more: None).run() == 0
+    assert news[-1] == Failed("stopped before it was ready")
+    assert graces == [serve.UNBORN]
