@@ -49,7 +49,6 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class GatewayConfig(msgspec.Struct, frozen=True):
     """What the daemon hands a gateway actor (msgpack)."""
 
-    index: int
     deployment: Deployment
     model_name: str
     model_directory: str
@@ -67,4 +66,3 @@ class RankConfig(msgspec.Struct, frozen=True):
     deployment: Deployment
     model_name: str
     model_directory: str
-    gateways: tuple[str, ...]

@@ -11,6 +11,7 @@ from mstar.config.schema import Deployment, GatewayConfig, RankConfig
 from mstar.model.files import ModelFiles
 from mstar.model.spec import read_spec
 from mstar.validation.request import MAX_SEQUENCES
+from mstar.worker.limits import TAIL_BYTES
 from shm.steps import StepLayout
 
 __all__ = ["GATEWAY", "RANK", "Address", "WindowTooLong", "compose"]
@@ -24,7 +25,6 @@ TOKENS_BYTES = 4 << 20
 SHORT, MEDIUM = 4 << 10, 32 << 10
 LONG_BLOCKS = 16
 STEP_SLOTS = 8
-STEP_TAIL_BYTES = 64 << 10
 # Pages that one step can hand out: a prefill of this many tokens, and two pages for every row.
 GRANT_TOKENS = 8192
 
@@ -52,7 +52,6 @@ def compose(
     window = _window(deployment, files)
     rank, gateway = "rank/0", "gateway/0"
     gateway_config = GatewayConfig(
-        index=0,
         deployment=deployment,
         model_name=files.name,
         model_directory=str(files.directory),
@@ -67,7 +66,6 @@ def compose(
         deployment=deployment,
         model_name=files.name,
         model_directory=str(files.directory),
-        gateways=(gateway,),
     )
     sockets = {"uds": address.uds_fd}
     if address.tcp_fd is not None:
@@ -130,7 +128,7 @@ def _layout(deployment: Deployment) -> tuple[int, ...]:
         StepLayout(
             max_rows=seqs,
             max_grants=-(-tokens // deployment.page_size) + 2 * seqs,
-            tail_bytes=STEP_TAIL_BYTES,
+            tail_bytes=TAIL_BYTES,
             slots=STEP_SLOTS,
             readers=0,
         )

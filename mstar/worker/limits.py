@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Limits"]
+__all__ = ["TAIL_BYTES", "Limits"]
+
+TAIL_BYTES = 64 << 10
+"""Room of a step's record for its binds, the same in the step ring and in what is planned for it."""
 
 _PAGE_ROUND = 8
 
@@ -24,7 +27,7 @@ class Limits(NamedTuple):
     min_chunk_tokens: int
     depth: int
     max_waiting: int
-    tail_bytes: int = 65536
+    tail_bytes: int = TAIL_BYTES
     horizon_tokens: int = 256
 
     def pages_of(self, tokens: int) -> int:

@@ -91,7 +91,6 @@ async def serving(
     keys = deployment.pop("api_keys", ())
     settings = Deployment(listen=Listen(api_keys=keys), **deployment)
     config = GatewayConfig(
-        index=0,
         deployment=settings,
         model_name=MODEL,
         model_directory=str(directory),

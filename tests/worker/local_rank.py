@@ -46,7 +46,7 @@ class LocalRank:
     """Generates whole batches. ``stagger`` admits a sequence every so many turns instead of all at once."""
 
     def __init__(self, directory: Path, *, horizon_tokens: int | None = None, **deployment: object) -> None:
-        config = RankConfig(0, Deployment(model="local", **deployment), "local", str(directory), ())  # type: ignore[arg-type]
+        config = RankConfig(0, Deployment(model="local", **deployment), "local", str(directory))  # type: ignore[arg-type]
         self._prompts: dict[int, NDArray[np.int32]] = {}
         self.replays = Replays()
         self.engine = build_engine(config, self._input, lambda *stage: None)
