@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
+import resource
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from actors.actor import Actor, PeerEvent, PeerLost
 from mstar.config.schema import GatewayConfig
@@ -33,11 +36,28 @@ if TYPE_CHECKING:
 __all__ = ["GatewayActor"]
 
 _log = logging.getLogger(__name__)
+_http_log = logging.getLogger("aiohttp.server")
 
 BACKLOG = 1024
 LAST_WORDS = (
     3.0  # seconds for what was ended by the drain to reach its clients; less than a hastened stop has
 )
+
+
+def _quiet(record: logging.LogRecord) -> bool:
+    """A client's malformed HTTP is a line of debugging: no stranger may fill the log with tracebacks."""
+    error = record.exc_info[1] if record.exc_info else None
+    if not isinstance(error, HttpProcessingError):
+        return True
+    record.exc_info, record.levelno, record.levelname = None, logging.DEBUG, "DEBUG"
+    return _http_log.isEnabledFor(logging.DEBUG)
+
+
+def _accept_all_that_is_allowed() -> None:
+    """Raise the soft limit of descriptors, often 1024, to the hard one: beyond it, nobody is accepted."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class GatewayActor(Actor):
@@ -68,6 +88,8 @@ class GatewayActor(Actor):
             clock=ctx.loop.time,
         )
         ctx.stage("listening")
+        _accept_all_that_is_allowed()
+        _http_log.addFilter(_quiet)
         self.ticker = Ticker(ctx.loop, self.tuning.tick_seconds)
         routes = Routes(self.service, Health(self.service, config))
         deployment = config.deployment

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,28 @@ async def test_a_body_whose_encoding_is_broken_is_400(gateway: Gateway) -> None:
         assert (response.status_code, checked(response)["code"]) == (400, "invalid_body")
         assert (await client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 1})).status_code == 200
     await wait_until_async(lambda: gateway.service.conductor.live == 0)
+
+
+async def test_malformed_http_is_a_400_and_no_traceback_in_the_log(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await RawClient.connect(gateway.port)
+    await client.send(b"GET /health HTTP/1.1\r\nX: a\x00b\r\n\r\n")
+    assert b" 400 " in await client.until(b"\r\n\r\n")
+    client.close()
+    assert [record for record in caplog.records if record.name == "aiohttp.server"] == []
+
+
+async def test_as_many_connections_are_accepted_as_the_hard_limit_allows(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard - 1), hard))
+    try:
+        async with serving(tiny_model_dir, tmp_path):
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_a_strange_request_id_is_not_echoed(gateway: Gateway) -> None:
