@@ -139,7 +139,7 @@ def read_generation_defaults(directory: Path) -> GenerationDefaults:
         top_p=config.between("top_p", 0.0, 1.0, open_low=True),
         top_k=None if top_k is None else (config.integer("top_k", least=0) or -1) if top_k != -1 else -1,
         min_p=config.between("min_p", 0.0, 1.0),
-        repetition_penalty=config.between("repetition_penalty", 0.0, 100.0, open_low=True),
+        repetition_penalty=config.between("repetition_penalty", 0.01, 10.0),
     )
 
 

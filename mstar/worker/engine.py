@@ -25,7 +25,7 @@ from mstar.model.weights import load_model
 from mstar.validation.request import MAX_SEQUENCES
 from mstar.worker.scheduler import Limits
 
-__all__ = ["CacheTooSmall", "Engine", "build_engine"]
+__all__ = ["CacheTooLarge", "CacheTooSmall", "Engine", "build_engine"]
 
 CPU_BATCH_TOKENS = 512
 MIN_CHUNK_TOKENS = 64
@@ -35,6 +35,10 @@ WARM_ROWS, WARM_TOKENS = 8, 64
 
 class CacheTooSmall(Exception):
     """The KV cache cannot hold one sequence of the longest allowed length."""
+
+
+class CacheTooLarge(Exception):
+    """The machine or a limit of the process refuses the memory of the KV cache."""
 
 
 class Engine(NamedTuple):
@@ -50,7 +54,7 @@ def build_engine(
     inputs: Callable[[Bind], NDArray[np.int32]],
     stage: Callable[[str, int, int], None],
 ) -> Engine:
-    """Load the model and warm it up. Raises CacheTooSmall, and what loading raises."""
+    """Load the model and warm it up. Raises CacheTooSmall, CacheTooLarge, and what loading raises."""
     deployment = config.deployment
     directory = Path(config.model_directory)
     stage("reading the model", 0, 0)
@@ -83,7 +87,13 @@ def build_engine(
         max_waiting=2 * max(deployment.max_concurrent_requests, slots) + MAX_SEQUENCES,
     )
     stage("allocating the KV cache", 0, 0)
-    kv = KVCache.allocate(spec, pages, page_size, dtype, device)
+    try:
+        kv = KVCache.allocate(spec, pages, page_size, dtype, device)
+    except OSError as error:
+        raise CacheTooLarge(
+            f"kv_cache_bytes {deployment.kv_cache_bytes} is more memory than this process may have"
+            f" ({error.strerror}): lower --kv-cache-bytes, or raise the limit (ulimit -v)"
+        ) from error
     table = SlotTable(slots, (needed,))
     sampler = Sampler(slots, spec.vocab_size, device)
     runner = LanguageModelRunner(model, kv, sampler, table, page_size=page_size, max_seq_len=max_seq_len)

@@ -195,6 +195,8 @@ def test_a_top_k_of_zero_means_all_tokens(directory: Path) -> None:
         ("min_p", -0.1),
         ("top_k", -5),
         ("temperature", "hot"),
+        ("repetition_penalty", 1e-320),
+        ("repetition_penalty", 11.0),
     ],
 )
 def test_a_default_that_no_request_could_ask_for_is_refused(directory: Path, key: str, value: Any) -> None:
