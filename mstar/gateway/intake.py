@@ -41,7 +41,7 @@ class Encoder(TokenizerLike, Protocol):
     def encode(self, text: str, *, add_special_tokens: bool) -> NDArray[np.int32]: ...
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **kwargs: Any
+        self, messages: Sequence[Mapping[str, Any]], /, *, add_generation_prompt: bool = True, **kwargs: Any
     ) -> str: ...
 
 

@@ -59,11 +59,16 @@ class ChatTemplate:
         reserved = sorted({"messages", "add_generation_prompt"} & values.keys())
         if reserved:
             raise TemplateError(f"chat_template_kwargs may not set {reserved[0]!r}.")
-        context = {"tools": None, "documents": None, **self._special_tokens, **values}
+        context = {
+            "tools": None,
+            "documents": None,
+            **self._special_tokens,
+            **values,
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **context
-            )
+            return self._template.render(context)
         except _RENDERING_ERRORS as error:
             raise TemplateError(f"The chat template refused the messages: {error}") from error
 

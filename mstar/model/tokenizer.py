@@ -115,7 +115,7 @@ class Tokenizer:
         return None
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **kwargs: Any
+        self, messages: Sequence[Mapping[str, Any]], /, *, add_generation_prompt: bool = True, **kwargs: Any
     ) -> str:
         """The prompt's text for `messages`; `kwargs` are further variables of the template.
 

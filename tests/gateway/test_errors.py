@@ -79,6 +79,13 @@ async def test_a_token_that_the_tokenizer_has_and_the_model_has_not_is_a_400(
     assert "which the tokenizer has and the model has not" in checked(response)["message"]
 
 
+@pytest.mark.parametrize("name", ["self", "args", "kwargs", "context", "loop", "a b", ""])
+async def test_a_variable_of_the_template_may_have_any_name(gateway: Gateway, name: str) -> None:
+    async with gateway.http() as client:
+        body = {**CHAT, "max_tokens": 1, "chat_template_kwargs": {name: 1}}
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model": NaN}', b"\xff", b'{"a":' * 5000])
 async def test_a_body_that_is_no_json_object_is_400(gateway: Gateway, body: bytes) -> None:
     async with gateway.http() as client:
