@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,8 @@ from mstar.validation.request import MAX_SEQUENCES
 from mstar.worker.scheduler import Limits
 
 __all__ = ["CacheTooLarge", "CacheTooSmall", "Engine", "build_engine"]
+
+_log = logging.getLogger(__name__)
 
 CPU_BATCH_TOKENS = 512
 MIN_CHUNK_TOKENS = 64
@@ -63,7 +66,10 @@ def build_engine(
     stage("choosing dtype and threads", 0, 0)
     dtype, threads, layout = _choose(spec, deployment.dtype, deployment.threads)
     torch.set_num_threads(threads)
-    stage(f"loading weights as {str(dtype).removeprefix('torch.')}, {threads} threads", 0, 0)
+    stage("loading weights", 0, 0)
+    _log.info(
+        "runs in %s on %d threads, weights %s", str(dtype).removeprefix("torch."), threads, layout.value
+    )
     model = load_model(ModelFiles(config.model_name, directory), dtype=dtype, device=device, layout=layout)
     max_seq_len = min(deployment.max_seq_len or spec.max_position, spec.max_position)
     page_size = deployment.page_size

@@ -18,6 +18,8 @@ from tools.bench.slot_decode.mailbox import RING
 from tools.bench.slot_decode.model import random_weights
 from tools.bench.slot_decode.state import Rows, Shape, SlotState
 
+pytestmark = pytest.mark.timeout(90)  # the interpreter runs a kernel's lines one by one
+
 PAGE = 4
 SHAPE = Shape(2, 32, 4, 2, 16, 48, 96, 64, tied=False, rope_theta=1e4)
 
