@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from mstar.client.errors import ProtocolError
+from mstar.client.errors import BadRequest, ProtocolError
 
 __all__ = ["PREFACE", "FrameReader", "frame"]
 
@@ -16,8 +16,11 @@ _decoder = msgspec.msgpack.Decoder(dict[str, Any])
 
 
 def frame(message: dict[str, Any]) -> bytes:
-    """``message`` as one frame. Raises TypeError for a value that msgpack cannot carry."""
-    payload = _encoder.encode(message)
+    """``message`` as one frame. Raises BadRequest for a value that msgpack cannot carry."""
+    try:
+        payload = _encoder.encode(message)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadRequest(f"the request cannot be sent: {error}") from error
     return len(payload).to_bytes(4, "little") + payload
 
 

@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 
 from mstar.client.errors import (
+    BadRequest,
     ClientClosed,
     ClientError,
     ConnectionLost,
@@ -32,6 +33,13 @@ _QUESTIONS = {
     "tokenize": ("POST", "/tokenize"),
     "detokenize": ("POST", "/detokenize"),
 }
+
+
+def _serialize(value: Any) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadRequest(f"the request cannot be sent: {error}") from error
 
 
 def _error_of(status: int, body: bytes, headers: Mapping[str, str]) -> ClientError:
@@ -148,7 +156,7 @@ class HttpTransport:
                 headers=self._headers,
                 timeout=aiohttp.ClientTimeout(total=None),
                 connector=aiohttp.TCPConnector(limit=0),
-                json_serialize=lambda value: msgspec.json.encode(value).decode(),
+                json_serialize=_serialize,
             )
         try:
             async with asyncio.timeout(self._timeout):
@@ -169,7 +177,7 @@ class HttpTransport:
             if self._model is None:
                 self._model = (await self.ask("models", {}))["data"][0]["id"]
             body = {**body, "model": self._model}
-        options = {"include_usage": True, **(body.get("stream_options") or {})}
+        options = {**(body.get("stream_options") or {}), "include_usage": True}
         response = await self._request(
             "POST", _PATHS[kind], {**body, "stream": True, "stream_options": options}
         )

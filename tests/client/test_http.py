@@ -182,3 +182,10 @@ async def test_nobody_at_the_port_is_told_with_its_address() -> None:
     async with AsyncClient("http://127.0.0.1:1") as client:
         with pytest.raises(ServerUnreachable, match=r"127\.0\.0\.1:1"):
             await client.models()
+
+
+async def test_what_json_cannot_carry_is_a_bad_request_and_nothing_is_sent() -> None:
+    async with serving("/v1/completions", events(seen=[])) as client:
+        for prompt in ("half \ud800", [object()]):
+            with pytest.raises(BadRequest, match="cannot be sent"):
+                await client.generate(prompt)  # type: ignore[arg-type]

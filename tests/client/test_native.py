@@ -217,3 +217,12 @@ async def test_questions_have_results(tmp_path: Path) -> None:
         assert await client.detokenize((1, 2)) == "hi"
         assert await client.ready()
         assert (await client.status())["daemon"]["pid"] == 1
+
+
+async def test_what_msgpack_cannot_carry_is_a_bad_request_and_leaves_nothing_open(tmp_path: Path) -> None:
+    async with native_server(tmp_path / "s", silent) as server, AsyncClient(tmp_path / "s") as client:
+        for prompt in ("half \ud800", [2**70]):
+            with pytest.raises(BadRequest, match="cannot be sent"):
+                await client.generate(prompt)
+        await wait_until_async(lambda: server.peers)
+        assert server.received == []
