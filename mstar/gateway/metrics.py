@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -57,6 +58,7 @@ class Metrics(Collector):
         yield from self._requests()
         yield from self._latencies()
         yield from self._ranks()
+        yield from self._actors()
         yield from self._memory()
 
     def _requests(self) -> Iterator[Metric]:
@@ -116,6 +118,20 @@ class Metrics(Collector):
             for rank, report in reports.items():
                 counter.add_metric([rank], getattr(report, name))
             yield counter
+
+    def _actors(self) -> Iterator[Metric]:
+        """What the board says of everybody: it is read where it lies, so an actor that hangs shows too."""
+        step = GaugeMetricFamily("mstar_actor_step", "Step the actor is at", labels=["actor"])
+        age = GaugeMetricFamily(
+            "mstar_actor_beat_age_seconds", "Since the actor's loop last ran", labels=["actor", "stage"]
+        )
+        now = time.monotonic_ns()
+        for actor, line in self._service.ctx.lines.items():
+            step.add_metric([actor], line.step)
+            if line.beat:
+                age.add_metric([actor, line.stage_name], (now - line.beat) / 1e9)
+        yield step
+        yield age
 
     def _memory(self) -> Iterator[Metric]:
         service = self._service

@@ -78,7 +78,7 @@ class FakeContext:
         self.config = config
         self.fds = fds
         self.loop = asyncio.get_running_loop()
-        self.lines: Any = {RANK: SimpleNamespace(stage_name="loading 3/12")}
+        self.lines: Any = {RANK: SimpleNamespace(stage_name="loading 3/12", step=0, beat=0)}
         self.stages: list[str] = []
         self.stopping = False
         self.hastened = False

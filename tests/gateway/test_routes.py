@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,17 @@ async def test_the_metrics_count_requests_tokens_and_times(gateway: Gateway) -> 
     assert found["mstar_time_to_first_token_seconds_bucket{le=+Inf}"] == 2
     assert found["mstar_rank_step_total{rank=rank/0}"] == 7
     assert found["mstar_rank_pages_free{rank=rank/0}"] == 3
+
+
+@pytest.mark.behaviour("F-01")
+async def test_the_metrics_show_a_rank_that_hangs_with_its_step_its_stage_and_how_long(
+    gateway: Gateway,
+) -> None:
+    line = gateway.ctx.lines["rank/0"]
+    line.stage_name, line.step, line.beat = "running", 812, time.monotonic_ns() - 40_000_000_000
+    found = await metrics(gateway)
+    assert found["mstar_actor_step{actor=rank/0}"] == 812
+    assert 40 <= found["mstar_actor_beat_age_seconds{actor=rank/0,stage=running}"] < 100
 
 
 async def test_stale_and_malformed_records_are_counted_and_hurt_nobody(gateway: Gateway) -> None:
