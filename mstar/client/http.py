@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,6 +34,14 @@ _QUESTIONS = {
     "tokenize": ("POST", "/tokenize"),
     "detokenize": ("POST", "/detokenize"),
 }
+
+
+def _reason(error: aiohttp.ClientConnectorError) -> str:
+    """Why there was no connection, in the system's words, without errno and without the address again."""
+    found = error.os_error
+    if found.errno is not None and found.errno > 0:
+        return os.strerror(found.errno)
+    return found.strerror or str(found)  # a name that does not resolve has a negative number
 
 
 def _serialize(value: Any) -> str:
@@ -164,7 +173,7 @@ class HttpTransport:
         except TimeoutError:
             raise TimedOut(f"nothing came from {self._base} for {self._timeout:g} s") from None
         except aiohttp.ClientConnectorError as error:
-            raise ServerUnreachable(f"no server answers at {self._base} ({error.os_error})") from error
+            raise ServerUnreachable(f"no server answers at {self._base} ({_reason(error)})") from error
         except aiohttp.InvalidURL as error:
             raise ServerUnreachable(
                 f"{self._base!r} is no URL of a server, such as http://host:8000"

@@ -76,8 +76,8 @@ def test_without_a_server_the_commands_say_so_in_one_line(
             capsys, 1, *command
         )
     assert "no server of this host runs" in told(capsys, 1, "stop")
-    assert "no server answers at http://127.0.0.1:1" in told(
-        capsys, 1, "status", "--url", "http://127.0.0.1:1"
+    assert told(capsys, 1, "status", "--url", "http://127.0.0.1:1") == (
+        "mstar status: no server answers at http://127.0.0.1:1 (Connection refused)"
     )
 
 
