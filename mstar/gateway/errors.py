@@ -9,7 +9,7 @@ import msgspec
 from mstar.conductor.errors import NoDecider, Overloaded
 from mstar.validation.errors import RequestInvalid
 
-__all__ = ["ApiError", "as_api_error", "draining", "internal", "not_ready", "overloaded"]
+__all__ = ["ApiError", "as_api_error", "draining", "internal", "not_ready", "overloaded", "starting"]
 
 RETRY_BUSY = 1
 RETRY_STARTING = 5
@@ -85,6 +85,11 @@ def overloaded(message: str) -> ApiError:
 def not_ready(message: str, stage: str) -> ApiError:
     """Nothing can serve the request now."""
     return ApiError(503, message, code="not_ready", retry_after=RETRY_STARTING, stage=stage)
+
+
+def starting(stage: str) -> ApiError:
+    """No rank is ready yet, or again; `stage` tells how far they are."""
+    return not_ready(f"The model is not ready to serve ({stage}); try again a little later.", stage)
 
 
 def draining() -> ApiError:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from actors.errors import ActorsError
-from mstar.gateway.errors import not_ready
+from mstar.gateway.errors import not_ready, starting
 from mstar.gateway.service import Service
 from shm.slab import SlabOwner
 
@@ -47,7 +47,7 @@ class Health:
         if service.draining:
             raise not_ready("The server is stopping.", "draining")
         if not service.open:
-            raise not_ready("The model is not ready to serve.", service.stage())
+            raise starting(service.stage())
         return {"ready": True, "stage": "running", "ranks": stages}
 
     async def status(self) -> dict[str, Any]:

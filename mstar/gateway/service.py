@@ -18,7 +18,7 @@ from mstar.conductor.book import Conductor, ConductorStatistics
 from mstar.conductor.errors import NoDecider, Overloaded
 from mstar.gateway.admission import Admission, AdmissionStatistics, Prompt
 from mstar.gateway.book import BookStatistics, RequestBook
-from mstar.gateway.errors import ApiError, as_api_error, draining, internal, not_ready
+from mstar.gateway.errors import ApiError, as_api_error, draining, internal, starting
 from mstar.gateway.intake import Intake, Recipe
 from mstar.gateway.latency import Latencies
 from mstar.gateway.request import Choice, Render, Request, Sink
@@ -112,7 +112,7 @@ class Service:
         except Overloaded as error:
             raise as_api_error(error) from error
         except NoDecider as error:
-            raise not_ready(str(error), self.stage()) from error
+            raise starting(self.stage()) from error
         return number
 
     def leave(self, number: int) -> None:

@@ -50,6 +50,8 @@ async def test_a_rank_that_dies_ends_each_request_once_and_its_successor_serves(
     assert [answer.status_code for answer in answers] == [500] * 5
     assert "SIGKILL" in answers[0].json()["error"]["message"]
     assert (refused.status_code, not_ready.status_code) == (503, 503)
+    for answer in (refused, not_ready):
+        assert "not ready to serve (rank/0: " in answer.json()["error"]["message"]
     assert served.status_code == 200
     assert gateway.service.conductor.live == 0
 
