@@ -88,3 +88,12 @@ def test_a_step_that_failed_is_the_last(
     assert machine.told[-1][0] == last
     # mstar has said why already.
     assert capsys.readouterr().err == ""
+
+
+def test_a_port_that_is_no_number_is_one_sentence(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = Machine()
+    assert run(machine, "--port", "abc") == 1
+    assert machine.told == []
+    assert capsys.readouterr().err == "serve: PORT is 'abc'; allowed is a whole number.\n"

@@ -75,13 +75,15 @@ def show(where: Sequence[str]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make serve", description=__doc__)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--port", required=True)
     parser.add_argument("--uds", help=argparse.SUPPRESS)
     options, extra = parser.parse_known_args()
     extra = [word for word in extra if word != "--"]
     where = ["--uds", options.uds] if options.uds else []
     try:
-        stop = serve(options.model, options.port, [*extra, *where], where)
+        if not options.port.isdecimal():
+            raise ServeError(f"PORT is {options.port!r}; allowed is a whole number.")
+        stop = serve(options.model, int(options.port), [*extra, *where], where)
         show(where)
     except ServeError as error:
         if str(error):
