@@ -5,44 +5,21 @@ What does not change within a stream is rendered once, so a chunk is a join of f
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import msgspec
 
+from mstar.gateway.envelope import Envelope, EventChunks
 from mstar.gateway.jsontext import json_text
 from mstar.gateway.logprobs import ChatScores
 from mstar.gateway.request import Delta, Request
 
-__all__ = ["ChatChunks", "Envelope", "chat_answer"]
+__all__ = ["ChatChunks", "chat_answer"]
 
 
-class Envelope(NamedTuple):
-    """What every object of one answer repeats; ``created`` is in Unix seconds."""
-
-    id: str
-    created: int
-    model: str
-    fingerprint: str
-
-    def head(self, kind: str) -> bytes:
-        """The beginning of an object of this kind, up to its choices."""
-        return b'{"id":%b,"object":"%b","created":%d,"model":%b,"system_fingerprint":%b,' % (
-            msgspec.json.encode(self.id),
-            kind.encode(),
-            self.created,
-            msgspec.json.encode(self.model),
-            msgspec.json.encode(self.fingerprint),
-        )
-
-
-class ChatChunks:
-    """Server-sent events of one chat stream. ``usage``: the client asked for the usage chunk."""
+class ChatChunks(EventChunks):
+    """Server-sent events of one chat stream."""
 
     def __init__(self, envelope: Envelope, *, usage: bool) -> None:
-        self._head = b"data: " + envelope.head("chat.completion.chunk") + b'"choices":['
-        self._tail = b'],"usage":null}\n\n' if usage else b"]}\n\n"
-        self._usage = usage
-        self._begun: set[int] = set()
+        super().__init__(envelope, "chat.completion.chunk", usage=usage)
         self._prefix: dict[int, bytes] = {}
 
     def delta(self, index: int, delta: Delta) -> bytes:
@@ -78,13 +55,6 @@ class ChatChunks:
             reason,
             self._tail,
         )
-
-    def end(self, request: Request) -> bytes:
-        """The usage chunk where it was asked for, and the end of the stream."""
-        if not self._usage:
-            return b"data: [DONE]\n\n"
-        usage = msgspec.json.encode(request.usage.object())
-        return b'%b],"usage":%b}\n\ndata: [DONE]\n\n' % (self._head, usage)
 
 
 def chat_answer(envelope: Envelope, request: Request, *, scored: bool) -> bytes:

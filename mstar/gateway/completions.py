@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from mstar.gateway.chat import Envelope
+from mstar.gateway.envelope import Envelope, EventChunks
 from mstar.gateway.jsontext import json_text
 from mstar.gateway.logprobs import CompletionScores
 from mstar.gateway.request import Delta, Request
@@ -14,13 +14,11 @@ __all__ = ["CompletionChunks", "completion_answer"]
 KIND = "text_completion"
 
 
-class CompletionChunks:
-    """Server-sent events of one completion stream. ``usage``: the client asked for the usage chunk."""
+class CompletionChunks(EventChunks):
+    """Server-sent events of one completion stream."""
 
     def __init__(self, envelope: Envelope, *, usage: bool) -> None:
-        self._head = b"data: " + envelope.head(KIND) + b'"choices":['
-        self._tail = b'],"usage":null}\n\n' if usage else b"]}\n\n"
-        self._usage = usage
+        super().__init__(envelope, KIND, usage=usage)
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """The event for what a choice gained; its finish reason comes with the last one."""
@@ -34,13 +32,6 @@ class CompletionChunks:
             b"null" if delta.reason is None else b'"%b"' % delta.reason.encode(),
             self._tail,
         )
-
-    def end(self, request: Request) -> bytes:
-        """The usage chunk where it was asked for, and the end of the stream."""
-        if not self._usage:
-            return b"data: [DONE]\n\n"
-        usage = msgspec.json.encode(request.usage.object())
-        return b'%b],"usage":%b}\n\ndata: [DONE]\n\n' % (self._head, usage)
 
 
 def completion_answer(envelope: Envelope, request: Request, *, scored: bool) -> bytes:

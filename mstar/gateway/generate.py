@@ -10,8 +10,9 @@ from aiohttp import web
 from aiohttp.http import HttpVersion11
 
 from mstar.gateway.auth import request_id
-from mstar.gateway.chat import ChatChunks, Envelope, chat_answer
+from mstar.gateway.chat import ChatChunks, chat_answer
 from mstar.gateway.completions import CompletionChunks, completion_answer
+from mstar.gateway.envelope import Envelope
 from mstar.gateway.errors import ApiError, internal
 from mstar.gateway.intake import Recipe
 from mstar.gateway.logprobs import ChatScores, CompletionScores
