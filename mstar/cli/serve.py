@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -94,9 +95,17 @@ def _background(found: Resolved, log_file: str | None) -> int:
     finally:
         os.close(log)
     line.clear()
-    _announce(ready, f"mstar stop --uds {ready.socket}" if uds else "mstar stop")
+    stop = f"{_command()} stop"
+    _announce(ready, f"{stop} --uds {ready.socket}" if uds else stop)
     print(f"  log          {path}", flush=True)
     return 0
+
+
+def _command() -> str:
+    """What to type for this mstar: its name where the shell finds it, else the path beside its Python."""
+    found = shutil.which("mstar")
+    here = Path(sys.executable).with_name("mstar")
+    return "mstar" if (found and Path(found) == here) or not here.exists() else str(here)
 
 
 def _open_log(path: Path) -> int:
