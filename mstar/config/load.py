@@ -81,6 +81,10 @@ def _read(file: Path) -> Any:
     def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key is a list or a mapping", key.start_mark
+                )
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key.value!r} is given twice", key.start_mark
@@ -97,6 +101,8 @@ def _read(file: Path) -> Any:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"the configuration file {file} is not valid YAML: {reason}") from error
+    except RecursionError as error:
+        raise ConfigError(f"the configuration file {file} nests too deeply") from error
 
 
 def _flatten(tree: Any, file: str, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -45,17 +45,26 @@ def resolve(model: str, *, offline: bool | None = None, progress: Progress | Non
                 f"{model} is not in the model cache and offline mode is on; unset HF_HUB_OFFLINE."
             )
         return ModelFiles(model, checked(pull(model, progress)))
-    path = Path(model).expanduser()
-    if model and path.is_dir():
+    try:
+        path = Path(model).expanduser()
+        is_directory, is_file = bool(model) and path.is_dir(), path.is_file()
+    except (OSError, RuntimeError) as error:  # a name too long, a folder that is not ours, ~ of nobody
+        raise ModelNotFound(f"There is no model {_short(model)}: {getattr(error, 'strerror', None) or error}.") from error
+    if is_directory:
         return ModelFiles(path.resolve().name, checked(path.resolve()))
-    if path.is_file():
+    if is_file:
         return _gguf(path.resolve(), progress or (lambda stage, done, total: None))
     if _HUB_ID.fullmatch(model) and path.suffix != ".gguf":
         return ModelFiles(model, checked(_hub(model, offline)))
     raise ModelNotFound(
-        f"There is no model {model!r}: give a registry name ({', '.join(registry.names())}), a directory in "
+        f"There is no model {_short(model)}: give a registry name ({', '.join(registry.names())}), a directory in "
         "Hugging Face layout, a GGUF file, or a hub id like owner/name."
     )
+
+
+def _short(model: str) -> str:
+    shown = repr(model)
+    return shown if len(shown) <= 200 else f"{shown[:200]}..."
 
 
 def checked(directory: Path) -> Path:

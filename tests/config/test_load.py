@@ -103,6 +103,8 @@ def test_a_wrong_key_is_told_with_its_neighbours(tmp_path: Path) -> None:
         ("listen: 3", "listen in"),
         ("- a", "allowed are keys with values"),
         ("a: [", "is not valid YAML"),
+        ("? [a, b]\n: 1", "a key is a list or a mapping"),
+        ("[" * 5000, "nests too deeply"),
         ("dtype: auto\ndtype: float32", "the key 'dtype' is given twice"),
         ("listen:\n  tcp: 3", "listen.tcp is 3"),
     ],

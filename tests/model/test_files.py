@@ -98,6 +98,13 @@ def test_an_unknown_name_is_refused_with_what_is_allowed(name: str) -> None:
         resolve(name)
 
 
+@pytest.mark.parametrize("name", ["a" * 5000, "~nobody-of-this-name/model"])
+def test_a_name_that_no_path_can_have_is_refused(name: str) -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        resolve(name)
+    assert len(str(caught.value)) < 400
+
+
 def test_another_file_is_not_a_model(own_cache: Path) -> None:
     (own_cache / "notes.txt").write_text("hello")
     with pytest.raises(ModelNotFound, match=r"notes\.txt is a file"):
