@@ -49,7 +49,8 @@ def resolve(model: str, *, offline: bool | None = None, progress: Progress | Non
         path = Path(model).expanduser()
         is_directory, is_file = bool(model) and path.is_dir(), path.is_file()
     except (OSError, RuntimeError) as error:  # a name too long, a folder that is not ours, ~ of nobody
-        raise ModelNotFound(f"There is no model {_short(model)}: {getattr(error, 'strerror', None) or error}.") from error
+        why = getattr(error, "strerror", None) or error
+        raise ModelNotFound(f"There is no model {_short(model)}: {why}.") from error
     if is_directory:
         return ModelFiles(path.resolve().name, checked(path.resolve()))
     if is_file:
@@ -57,8 +58,8 @@ def resolve(model: str, *, offline: bool | None = None, progress: Progress | Non
     if _HUB_ID.fullmatch(model) and path.suffix != ".gguf":
         return ModelFiles(model, checked(_hub(model, offline)))
     raise ModelNotFound(
-        f"There is no model {_short(model)}: give a registry name ({', '.join(registry.names())}), a directory in "
-        "Hugging Face layout, a GGUF file, or a hub id like owner/name."
+        f"There is no model {_short(model)}: give a registry name ({', '.join(registry.names())}), a directory "
+        "in Hugging Face layout, a GGUF file, or a hub id like owner/name."
     )
 
 
