@@ -58,8 +58,8 @@ def resolve(model: str, *, offline: bool | None = None, progress: Progress | Non
     if _HUB_ID.fullmatch(model) and path.suffix != ".gguf":
         return ModelFiles(model, checked(_hub(model, offline)))
     raise ModelNotFound(
-        f"There is no model {_short(model)}: give a registry name ({', '.join(registry.names())}), a directory "
-        "in Hugging Face layout, a GGUF file, or a hub id like owner/name."
+        f"There is no model {_short(model)}: give a registry name ({', '.join(registry.names())}), "
+        "a directory in Hugging Face layout, a GGUF file, or a hub id like owner/name."
     )
 
 
