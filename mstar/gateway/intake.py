@@ -32,6 +32,11 @@ __all__ = ["Encoder", "Intake", "Recipe"]
 
 Body = bytes | Mapping[str, Any]
 
+_CHARACTERS_PER_TOKEN = 16
+"""More than tokens of any text have on average: a head of so many a token is looked at first."""
+_MOST_TO_TOKENIZE = 1 << 20
+"""Characters of a text of /tokenize, which no window bounds: handing out its ids holds the interpreter."""
+
 
 class Encoder(TokenizerLike, Protocol):
     """What intake needs of a tokenizer: the ways in, beside the ways out."""
@@ -91,7 +96,8 @@ class Intake:
         if kind == CHAT:
             request = parse_chat(body, self.limits)
             model = self.model(request.model, required=model_required)
-            prompts = [self._chat_prompt(request.messages, request.chat_template_kwargs)]
+            text = self._render(request.messages, request.chat_template_kwargs, True)
+            prompts = [self._encode(text, "messages", special=False)]
             budgets = [self._budget(prompts[0], request.max_tokens, "messages")]
         else:
             request = parse_completion(body, self.limits)
@@ -100,7 +106,10 @@ class Intake:
             prompts, budgets = [], []
             for index, prompt in enumerate(request.prompts):
                 path = f"prompt[{index}]" if several else "prompt"
-                tokens = self._encode(prompt) if isinstance(prompt, str) else prompt.astype(np.int32)
+                if isinstance(prompt, str):
+                    tokens = self._encode(prompt, path, special=True)
+                else:
+                    tokens = prompt.astype(np.int32)
                 prompts.append(tokens)
                 budgets.append(self._budget(tokens, request.max_tokens, path))
         least = min(budgets)
@@ -139,6 +148,13 @@ class Intake:
                 raise RequestInvalid("`prompt` must be a string.", "prompt", "invalid_type")
             text = prompt
         self._check_model(given)
+        if len(text) > _MOST_TO_TOKENIZE:
+            path = "prompt" if request is None else "messages"
+            raise RequestInvalid(
+                f"`{path}` has {len(text)} characters; at most {_MOST_TO_TOKENIZE} are tokenized at once.",
+                path,
+                "string_above_max_length",
+            )
         add = special if special is not None else request is None
         return self.tokenizer.encode(text, add_special_tokens=add)
 
@@ -181,18 +197,26 @@ class Intake:
             if name not in known and value is not None:
                 raise RequestInvalid(f"Unknown parameter: {name[:80]!r}.", name[:80], "unknown_parameter")
 
-    def _chat_prompt(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> NDArray[np.int32]:
-        text = self._render(messages, variables, True)
-        return self.tokenizer.encode(text, add_special_tokens=False)
-
     def _render(self, messages: list[dict[str, Any]], variables: Mapping[str, Any], generate: bool) -> str:
         try:
             return self.tokenizer.apply_chat_template(messages, add_generation_prompt=generate, **variables)
         except TemplateError as error:
             raise RequestInvalid(str(error), "messages", "invalid_messages") from error
 
-    def _encode(self, text: str) -> NDArray[np.int32]:
-        return self.tokenizer.encode(text, add_special_tokens=True)
+    def _encode(self, text: str, path: str, *, special: bool) -> NDArray[np.int32]:
+        """Tokens of a prompt. What is far beyond the window is refused by its head alone."""
+        window = self.limits.window
+        head = window * _CHARACTERS_PER_TOKEN
+        if len(text) > 2 * head and len(self.tokenizer.encode(text[:head], add_special_tokens=special)) > (
+            2 * window
+        ):
+            raise RequestInvalid(
+                f"`{path}` has {len(text)} characters, which are more than {2 * window} tokens; the window "
+                f"of this model is {window} tokens, so a prompt may have at most {window - 1}.",
+                path,
+                "context_length_exceeded",
+            )
+        return self.tokenizer.encode(text, add_special_tokens=special)
 
     def _budget(self, prompt: NDArray[np.int32], asked: int | None, path: str) -> int:
         """How many tokens may be generated. The window holds the prompt and the answer."""
