@@ -69,10 +69,15 @@ class GenerateRoutes:
         return await self._generate(request, COMPLETION)
 
     async def _generate(self, request: web.Request, kind: str) -> web.StreamResponse:
-        service = self._service
+        service, seconds = self._service, self._service.tuning.body_seconds
+        length = request.content_length
+        # A place is scarce and a small body cheap to hold: a client that stalls in one takes no place.
+        small = length is not None and length <= service.tuning.unplaced_bytes
+        body = await read_body(request, seconds) if small else b""
         number = service.enter()
         try:
-            body = await read_body(request, service.tuning.body_seconds)
+            if not small:
+                body = await read_body(request, seconds)
             recipe = await service.prepare(kind, body, len(body))
             prefix = "chatcmpl" if kind == CHAT else "cmpl"
             envelope = Envelope(

@@ -25,6 +25,8 @@ class Tuning(NamedTuple):
     """A stream that has nothing to say sends a comment this often."""
     tick_seconds: float = 0.05
     body_seconds: float = 60.0
+    unplaced_bytes: int = 1 << 16
+    """Bodies up to this size are read before their request takes a place."""
     preface_seconds: float = 30.0
     records_per_drain: int = 64
     frames_per_connection: int = 1024

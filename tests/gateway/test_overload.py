@@ -11,6 +11,7 @@ import pytest
 from mstar.gateway.admission import fits_empty
 from mstar.gateway.tuning import Tuning
 from tests.gateway.harness import MODEL, Gateway, serving
+from tests.gateway.raw import RawClient, http_post
 from tests.helpers.waiting import wait_until_async
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "hello", "max_tokens": 3}
@@ -44,6 +45,21 @@ async def test_of_a_burst_of_ten_times_the_limit_the_limit_is_served_and_the_res
         assert statuses == [200] * 4 + [429] * 36
         assert gateway.service.conductor.live == 0
         assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+
+
+@pytest.mark.behaviour("F-22")
+async def test_clients_that_stall_in_a_small_body_take_no_places(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    async with serving(tiny_model_dir, tmp_path, max_concurrent_requests=2) as gateway:
+        stalled = [await RawClient.connect(gateway.port) for _ in range(4)]
+        for client in stalled:
+            await client.send(http_post("/v1/completions", BODY)[:-3])
+        await wait_until_async(lambda: gateway.service.responding == 4)
+        async with gateway.http() as http:
+            assert (await http.post("/v1/completions", json=BODY)).status_code == 200
+        for client in stalled:
+            client.sock.close()
 
 
 @pytest.mark.behaviour("F-22")
