@@ -93,7 +93,7 @@ async def test_a_client_that_goes_while_its_prompt_is_tokenized_leaves_nothing(
 @pytest.mark.behaviour("F-17")
 async def test_a_client_that_goes_while_it_sends_its_body_gives_its_place_back(gateway: Gateway) -> None:
     client = await RawClient.connect(gateway.port)
-    await client.send(http_post("/v1/completions", BODY)[:-10])
+    await client.send(http_post("/v1/completions", {**BODY, "user": "x" * 70_000})[:-10])
     await wait_until_async(lambda: gateway.service.conductor.live == 1)
     client.close()
     await wait_until_async(lambda: gateway.service.conductor.live == 0)
