@@ -37,7 +37,9 @@ class Admit(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
     ``request`` is ours, unique per sequence for the life of the daemon; further sequences have the
     ids and the choices that follow. ``prompt`` is a block of the gateway's slab holding int32 token
     ids: the prompt and then ``accepted`` tokens that were already delivered before a resume. It is
-    given back once, when no sequence needs it any more. ``max_tokens`` counts every generated token,
+    given back once, when no sequence needs it any more. After the tokens, at the next multiple of 8
+    bytes, lie ``hashes`` digests of its full pages (mstar.messages.prefix), 0 where nothing of it may
+    be shared. ``node`` is the decider's node that runs it. ``max_tokens`` counts every generated token,
     the accepted ones included; so does ``min_tokens``, below which ``stop_ids`` are not sampled.
     """
 
@@ -51,6 +53,8 @@ class Admit(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
     min_tokens: int = 0
     accepted: int = 0
     count: int = 1
+    hashes: int = 0
+    node: int = 0
 
     def sequences(self) -> list[Admit]:
         """The sequences one by one, each with a ``count`` of 1."""

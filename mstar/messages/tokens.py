@@ -88,6 +88,9 @@ class RankReport(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
     stale_results: int
     step_seconds: float
     host_seconds: float
+    pages_cached: int = 0
+    evicted: int = 0
+    cached_tokens: int = 0
 
 
 Event = RowFailed | RankReport
