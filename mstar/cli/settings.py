@@ -26,11 +26,15 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="a deployment file, whatever its name ends with")
     group = parser.add_argument_group("settings", "each overrides its environment variable, that the file")
     for entry in OPTIONS:
-        text = f"{entry.help}; {allowed(entry.path)}" if not entry.negated else entry.help
+        if not entry.flags:
+            continue
+        text = f"{entry.help}; {allowed(entry.path)}" if not (entry.negated or entry.switch) else entry.help
         arguments: dict[str, Any] = {"dest": f"setting:{entry.path}", "default": argparse.SUPPRESS}
         arguments["help"] = f"{text} [{entry.variable}]".replace("%", "%%")
         if entry.negated:
             group.add_argument(*entry.flags, action="store_const", const=False, **arguments)
+        elif entry.switch:
+            group.add_argument(entry.flags[0], action=argparse.BooleanOptionalAction, **arguments)
         else:
             action = "append" if entry.many else "store"
             group.add_argument(*entry.flags, action=action, metavar=entry.metavar, **arguments)

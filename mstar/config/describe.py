@@ -16,10 +16,10 @@ from msgspec import inspect
 from msgspec.structs import FieldInfo
 
 from mstar.config.options import OPTIONS, OTHER_VARIABLES, option
-from mstar.config.schema import Deployment
+from mstar.config.schema import Deployment, NodeGroup
 from mstar.config.size import format_size
 
-__all__ = ["allowed", "describe", "field_types", "leaves", "reference"]
+__all__ = ["allowed", "describe", "field_types", "leaves", "reference", "words"]
 
 BEGIN, END = "<!-- generated: settings -->", "<!-- end of generated part -->"
 
@@ -54,14 +54,15 @@ def _bounds(low: float | None, above: float | None, high: float | None) -> str:
     if low is not None:
         return f" of at least {low:g}"
     if above is not None:
-        return f" greater than {above:g}"
+        return f" greater than {above:g}" + (f", at most {high:g}" if high is not None else "")
     return ""
 
 
-def _words(kind: inspect.Type) -> str:
+def words(kind: inspect.Type, none: str = "unset") -> str:
+    """What a value of this type may be; ``none`` is how None is called."""
     match kind:
         case inspect.Metadata():
-            return _words(kind.type)
+            return words(kind.type, none)
         case inspect.IntType():
             return "a whole number" + _bounds(kind.ge, kind.gt, kind.le)
         case inspect.FloatType():
@@ -69,26 +70,62 @@ def _words(kind: inspect.Type) -> str:
         case inspect.BoolType():
             return "true or false"
         case inspect.LiteralType():
-            return "one of " + ", ".join(str(value) for value in kind.values)
+            names = ", ".join(str(value) for value in kind.values)
+            return f"one of {names}" if len(kind.values) > 1 else names
         case inspect.UnionType():
-            return " or ".join(
-                _words(part) for part in kind.types if not isinstance(part, inspect.NoneType)
-            ) + (" (or unset)" if kind.includes_none else "")
-        case inspect.VarTupleType():
+            parts = (part for part in kind.types if not isinstance(part, inspect.NoneType))
+            return " or ".join(words(part, "null") for part in parts) + (
+                f" (or {none})" if kind.includes_none else ""
+            )
+        case inspect.DictType():
+            return "a mapping"
+        case inspect.StructType():
+            return "a mapping with the keys " + ", ".join(field.encode_name for field in kind.fields)
+        case inspect.VarTupleType(item_type=inspect.StructType() as item):
+            return f"a list, each {words(item)}"
+        case inspect.VarTupleType(item_type=inspect.StrType()):
             return "a list of texts"
+        case inspect.VarTupleType():
+            return f"a list, each {words(kind.item_type)}"
         case _:
             return "a text"
 
 
 def allowed(path: str) -> str:
     """What a setting may be, in words: "a whole number from 0 to 2"."""
-    words = _words(inspect.type_info(field_types()[path]))
-    return f"{words}; units such as MiB and GiB may follow" if option(path).size else words
+    text = words(inspect.type_info(field_types()[path]))
+    return f"{text}; units such as MiB and GiB may follow" if option(path).size else text
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return "off"
+    if isinstance(value, Mapping):
+        return ", ".join(
+            f"{key}: {{{_plain(part)}}}" if isinstance(part, Mapping) else f"{key}: {_plain(part)}"
+            for key, part in value.items()
+        )
+    return str(value)
+
+
+def _group(group: NodeGroup) -> str:
+    parts = [", ".join(group.node_names) or "the other nodes"]
+    if group.ranks:
+        parts.append(f"on ranks {', '.join(map(str, group.ranks))}")
+    sizes = (("tp", group.tp_size), ("sp", group.sp_size))
+    parts.extend(f"{name} {size}" for name, size in sizes if size is not None and size > 1)
+    if group.graph_walks:
+        parts.append(f"in {', '.join(group.graph_walks)}")
+    return " ".join(parts)
 
 
 def _shown(path: str, value: Any) -> str:
     if value is None:
         return "unset"
+    if path == "node_groups":
+        return "; ".join(map(_group, value)) or "one group"
+    if isinstance(value, Mapping):
+        return _plain(value)
     if path == "listen.api_keys":
         return f"{len(value)} hidden" if value else "none"
     if isinstance(value, tuple):
@@ -116,8 +153,8 @@ def reference() -> str:
     settings.extend(
         (
             f"`{entry.path}`",
-            ", ".join(f"`{flag}`" for flag in entry.flags),
-            f"`{entry.variable}`",
+            ", ".join(f"`{flag}`" for flag in entry.flags) or "in files only",
+            f"`{entry.variable}`" if entry.variable else "",
             _shown(entry.path, defaults[entry.path]),
             allowed(entry.path),
             entry.help,

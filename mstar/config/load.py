@@ -58,7 +58,7 @@ def resolve(
         for path, raw in _flatten(_read(file), str(file)):
             if raw is not None:
                 take(path, raw, f"file {file}", text=False)
-    for entry in OPTIONS:
+    for entry in (entry for entry in OPTIONS if entry.variable):
         raw = env.get(entry.variable, "")
         if raw:
             take(entry.path, _from_variable(entry, raw), f"environment {entry.variable}", text=True)
@@ -132,8 +132,8 @@ def _unknown(path: str, source: str, known: list[str]) -> ConfigError:
 def _from_variable(entry: Option, raw: str) -> Any:
     if entry.many:
         return [part.strip() for part in raw.split(",") if part.strip()]
-    if entry.negated and raw.lower() in (*_TRUE, *_FALSE):
-        return raw.lower() in _FALSE
+    if (entry.negated or entry.switch) and raw.lower() in (*_TRUE, *_FALSE):
+        return (raw.lower() in _FALSE) == entry.negated
     return raw
 
 
@@ -164,14 +164,8 @@ def _assemble(values: Mapping[str, Any]) -> Deployment:
 
 
 def _check_together(deployment: Deployment, sources: Mapping[str, str]) -> None:
-    size = deployment.tensor_parallel_size
-    if size != 1:
-        raise ConfigError(
-            f"tensor_parallel_size is {size} ({sources['tensor_parallel_size']}); allowed is 1: "
-            "this version runs a model on one rank"
-        )
     budget, rows = deployment.max_batch_tokens, deployment.max_num_seqs
-    if budget is not None and budget < rows:
+    if isinstance(budget, int) and budget < rows:
         raise ConfigError(
             f"max_batch_tokens is {budget} ({sources['max_batch_tokens']}), less than max_num_seqs, which is "
             f"{rows} ({sources['max_num_seqs']}); every sequence takes a token of a step: raise the one or "
@@ -189,7 +183,7 @@ def _check_together(deployment: Deployment, sources: Mapping[str, str]) -> None:
 
 
 def _mistyped(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    known = [*(entry.variable for entry in OPTIONS), *(name for name, _ in OTHER_VARIABLES)]
+    known = [*(entry.variable for entry in OPTIONS if entry.variable), *(name for name, _ in OTHER_VARIABLES)]
     unread = sorted(name for name in env if name.startswith("MSTAR_") and name not in known)
     near = ((name, difflib.get_close_matches(name, known, n=1, cutoff=0.8)) for name in unread)
     return tuple((name, close[0]) for name, close in near if close)

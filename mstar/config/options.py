@@ -12,7 +12,11 @@ __all__ = ["OPTIONS", "OTHER_VARIABLES", "Option", "option"]
 
 
 class Option(NamedTuple):
-    """One setting. ``path`` is dotted; ``size`` takes units (1GiB); ``many`` repeats (or commas)."""
+    """One setting. ``path`` is dotted; ``size`` takes units (1GiB); ``many`` repeats (or commas).
+
+    ``negated`` has one flag that says no, ``switch`` one that says yes and one that says no. Without
+    flags and variable it stands in files only.
+    """
 
     path: str
     flags: tuple[str, ...]
@@ -21,6 +25,7 @@ class Option(NamedTuple):
     size: bool = False
     many: bool = False
     negated: bool = False
+    switch: bool = False
     metavar: str = "N"
 
 
@@ -63,8 +68,32 @@ OPTIONS: tuple[Option, ...] = (
         "max_batch_tokens",
         ("--max-num-batched-tokens",),
         "MSTAR_MAX_NUM_BATCHED_TOKENS",
-        "tokens of one step, prefill and decode together, at least max_num_seqs; "
-        "lower it for smoother streams beside long prompts",
+        "tokens of one step, prefill and decode together, at least max_num_seqs; lower it for smoother "
+        "streams beside long prompts, off to run every prompt in one step; a file may give a number or null "
+        "(off) for a node, or for a walk of a node",
+        metavar="N|off",
+    ),
+    Option(
+        "min_chunk_tokens",
+        ("--min-chunk-tokens",),
+        "MSTAR_MIN_CHUNK_TOKENS",
+        "fewest tokens that a prompt is cut to in a step that has little room left; by default 64; raise it "
+        "where many short chunks slow long prompts down",
+    ),
+    Option(
+        "target_itl_ms",
+        ("--target-itl-ms",),
+        "MSTAR_TARGET_ITL_MS",
+        "longest gap between two tokens of a stream that prompts beside it may cause; each step then takes "
+        "as many prompt tokens as fit, at most max_batch_tokens",
+        metavar="MS",
+    ),
+    Option(
+        "prefix_cache",
+        ("--enable-prefix-caching", "--no-enable-prefix-caching"),
+        "MSTAR_ENABLE_PREFIX_CACHING",
+        "keep the pages of prompts that ended, so that a prompt with the same beginning skips it",
+        switch=True,
     ),
     Option(
         "max_concurrent_requests",
@@ -85,6 +114,15 @@ OPTIONS: tuple[Option, ...] = (
         ("--tensor-parallel-size", "--tp"),
         "MSTAR_TENSOR_PARALLEL_SIZE",
         "ranks over which each layer is split",
+    ),
+    Option(
+        "node_groups",
+        (),
+        "",
+        "which nodes of the model run on which ranks, for deployments that place them by hand; each group "
+        "has node_names (by default the nodes of no other group), ranks (by default the next free ones), "
+        "tp_size and sp_size (ranks in lockstep, by default tensor_parallel_size and 1), and graph_walks (by "
+        "default all); without it one group holds every node",
     ),
     Option(
         "pipeline_depth",

@@ -63,7 +63,7 @@ def test_a_wrong_setting_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixtu
         line
         == "mstar serve: pipeline_depth is '9' (flag --pipeline-depth); allowed is a whole number from 0 to 2"
     )
-    assert "runs a model on one rank" in told(capsys, 2, "config", "--tp", "2")
+    assert "allowed is a whole number from 1 to 64" in told(capsys, 2, "config", "--tp", "65")
     assert "cannot be read" in told(capsys, 2, "serve", "none.yaml")
     assert "--log-file goes with --daemon" in told(capsys, 2, "serve", "--log-file", "x")
 
