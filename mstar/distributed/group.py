@@ -22,7 +22,7 @@ class Group(Protocol):
         ...
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """Every rank's `x` [.., n] side by side in rank order: [.., sum of n]."""
+        """Every rank's `x` [.., n] side by side in rank order: [.., world * n]; n is the same everywhere."""
         ...
 
 

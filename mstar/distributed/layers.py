@@ -189,9 +189,11 @@ class VocabEmbedding(_Linear):
         return self.weight.index_select(0, local.where(held, 0)) * held[:, None]
 
     def project(self, x: Tensor) -> Tensor:
-        """x [R, hidden] -> logits [R, this rank's rows], padding cut off."""
-        own = max(min(self._span.stop, self._whole[0]) - self._span.start, 0)
-        return self.multiply(x)[:, :own]
+        """x [R, hidden] -> logits [R, this rank's rows], as many on every rank: those of padding are zeros.
+
+        Gathered in rank order they are the vocabulary's logits, and the padding comes last.
+        """
+        return self.multiply(x)
 
 
 def check_shape(source: TensorSource, wanted: Sequence[int]) -> None:

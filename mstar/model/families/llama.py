@@ -62,7 +62,7 @@ class Decoder(CausalLM):
             x = layer(x, rotation, plan, keys, values)
         wanted = self.norm(x.index_select(0, batch.logits_rows))
         head = self.embedding if self.head is None else self.head
-        return self._group.all_gather(head.project(wanted))
+        return self._group.all_gather(head.project(wanted))[:, : self.spec.vocab_size]
 
 
 def _targets(spec: ModelSpec) -> dict[str, Target]:
