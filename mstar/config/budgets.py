@@ -34,17 +34,17 @@ def budget_overrides(
     return {node: number for node, walks in budgeted.items() if walks}
 
 
-def check_rows(budgets: Budgets | None, rows: int, walks: Collection[str]) -> None:
-    """Raise ConfigError where a step of one of ``walks`` would have less than a token for each of ``rows``.
+def check_rows(budgets: Budgets | None, rows: int, decoding: Mapping[str, Collection[str]]) -> None:
+    """Raise ConfigError where a step that rows decode in would have less than a token for each of ``rows``.
 
-    ``walks`` are those that rows decode in, a combined walk or the decode walk itself; ``rows`` is
-    max_num_seqs. The budget of any other walk may be smaller.
+    ``decoding`` gives by node the walks of such steps, a combined walk or the decode walk itself; ``rows``
+    is max_num_seqs. Other walks and nodes may have smaller budgets.
     """
     for node, value in budgets.items() if isinstance(budgets, Mapping) else ():
-        named = value.items() if isinstance(value, Mapping) else ((None, value),)
-        for walk, number in named:
-            if number is not None and number < rows and (walk is None or walk in walks):
-                path = f"max_batch_tokens.{node}" + (f".{walk}" if walk else "")
+        for walk in decoding.get(node, ()):
+            number = value.get(walk) if isinstance(value, Mapping) else value
+            if number is not None and number < rows:
+                path = f"max_batch_tokens.{node}" + (f".{walk}" if isinstance(value, Mapping) else "")
                 raise ConfigError(
                     f"{path} is {number}, less than max_num_seqs, which is {rows}; every sequence takes a "
                     "token of a step: raise the one or lower the other"

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from mstar.config.blame import UnknownKey, blame
 from mstar.config.describe import allowed, field_types, leaves
 from mstar.config.options import OPTIONS, OTHER_VARIABLES, Option, option
 from mstar.config.schema import Deployment
@@ -146,10 +147,41 @@ def _convert(path: str, raw: Any, source: str, *, text: bool) -> Any:
             value = [raw]
         elif isinstance(raw, Path):
             value = str(raw)
+        elif path == "max_batch_tokens":
+            value = _budgets(raw)
         return msgspec.convert(value, field_types()[path], strict=not text)
     except (msgspec.ValidationError, ValueError) as error:
-        shown = "hidden" if path == "listen.api_keys" else repr(raw)
-        raise ConfigError(f"{path} is {shown} ({source}); allowed is {allowed(path)}") from error
+        if path == "listen.api_keys":
+            raise ConfigError(f"{path} is hidden ({source}); allowed is {allowed(path)}") from error
+        if isinstance(raw, dict | list | tuple):
+            raise _inside(path, value, source) from error
+        raise ConfigError(f"{path} is {raw!r} ({source}); allowed is {allowed(path)}") from error
+
+
+def _budgets(raw: Any) -> Any:
+    """YAML reads a bare ``off`` as false; within a mapping it means null, as null does."""
+    if isinstance(raw, dict):
+        nodes = (
+            (node, _offs(value) if isinstance(value, dict) else value) for node, value in _offs(raw).items()
+        )
+        return dict(nodes)
+    if isinstance(raw, str):
+        return raw.strip().lower()
+    return "off" if raw is False else raw
+
+
+def _offs(mapping: dict[Any, Any]) -> dict[Any, Any]:
+    return {key: None if value is False or value == "off" else value for key, value in mapping.items()}
+
+
+def _inside(path: str, value: Any, source: str) -> ConfigError:
+    """What to say of a nested value: the innermost part that is wrong."""
+    found = blame(path, value, field_types()[path])
+    if isinstance(found, UnknownKey):
+        return ConfigError(
+            f"unknown setting {found.path} ({source}); allowed are {', '.join(found.allowed)}.{found.hint}"
+        )
+    return ConfigError(f"{found.path} is {found.value!r} ({source}); allowed is {found.allowed}")
 
 
 def _assemble(values: Mapping[str, Any]) -> Deployment:

@@ -48,7 +48,7 @@ class NodeGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     node_names: tuple[str, ...] = ()
-    ranks: tuple[Annotated[int, Meta(ge=0, lt=MAX_RANKS)], ...] = ()
+    ranks: tuple[Annotated[int, Meta(ge=0, le=MAX_RANKS - 1)], ...] = ()
     tp_size: Shards | None = None
     sp_size: Shards = 1
     graph_walks: tuple[str, ...] = ()

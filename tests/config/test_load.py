@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mstar.cli.settings import add_settings, resolved
 from mstar.config.describe import allowed, describe, field_types, leaves, reference
 from mstar.config.load import ConfigError, resolve
 from mstar.config.options import OPTIONS
-from mstar.config.schema import Deployment, Listen
+from mstar.config.schema import Deployment, Listen, NodeGroup
 
 ROOT = Path(__file__).parents[2]
 
@@ -162,3 +164,99 @@ def test_the_documentation_holds_the_generated_tables() -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
 def test_the_deployments_of_the_repository_resolve(path: Path) -> None:
     assert resolve(path, {}, {}).sources["model"] == f"file {path}"
+
+
+@pytest.mark.parametrize(
+    ("text", "budgets"),
+    [
+        ("max_batch_tokens: 512", 512),
+        ("max_batch_tokens: off", "off"),
+        ("max_batch_tokens: 'off'", "off"),
+        ("max_batch_tokens:", None),
+        ("max_batch_tokens: {llm: 512, vision: null}", {"llm": 512, "vision": None}),
+        ("max_batch_tokens: {llm: {prefill: 64, mixed: off}}", {"llm": {"prefill": 64, "mixed": None}}),
+    ],
+)
+def test_budgets_are_for_all_for_nodes_or_for_walks(tmp_path: Path, text: str, budgets: object) -> None:
+    assert resolve(written(tmp_path, text), {}, {}).deployment.max_batch_tokens == budgets
+
+
+@pytest.mark.behaviour("S4-14")
+def test_off_turns_budgets_off_wherever_it_is_said() -> None:
+    for env, flags in (({}, {"max_batch_tokens": "off"}), ({"MSTAR_MAX_NUM_BATCHED_TOKENS": "Off"}, {})):
+        assert resolve(None, env, flags).deployment.max_batch_tokens == "off"
+    assert resolve(None, {}, {"max_batch_tokens": "128"}).deployment.max_batch_tokens == 128
+    assert "allowed is a whole number from 1 to 1048576 or off" in refused(max_batch_tokens="none")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max_batch_tokens: {llm: 0}", "max_batch_tokens.llm is 0 (file"),
+        (
+            "max_batch_tokens: {llm: {prefill: 0}}",
+            "allowed is a whole number from 1 to 1048576 (or null)",
+        ),
+        ("max_batch_tokens: {llm: {prefill: yes}}", "max_batch_tokens.llm.prefill is True"),
+        ("max_batch_tokens: {3: 64}", "a key of max_batch_tokens is 3"),
+        ("max_batch_tokens: [64]", "max_batch_tokens is [64]"),
+        ("node_groups: [{node_nams: [llm]}]", "unknown setting node_groups[0].node_nams (file"),
+        ("node_groups: [{node_nams: [llm]}]", "sp_size, graph_walks. Did you mean node_names?"),
+        ("node_groups: [{}, {ranks: [0, 64]}]", "node_groups[1].ranks[1] is 64 (file"),
+        ("node_groups: [{tp_size: 0}]", "allowed is a whole number from 1 to 64"),
+        ("node_groups: {llm: [0]}", "allowed is a list, each a mapping with the keys node_names, ranks"),
+        ("target_itl_ms: 0", "target_itl_ms is 0 (file"),
+        ("prefix_cache: 3", "prefix_cache is 3"),
+        ("min_chunk_tokens: 0", "allowed is a whole number from 1 to 1048576 (or unset)"),
+    ],
+)
+def test_what_is_wrong_inside_a_value_is_told_with_its_own_path(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    assert message in refused(written(tmp_path, text))
+
+
+def test_node_groups_come_as_they_are_written(tmp_path: Path) -> None:
+    text = "node_groups:\n- {node_names: [llm], ranks: [0, 1], tp_size: 2, graph_walks: [prefill]}\n- {}\n"
+    found = resolve(written(tmp_path, text), {}, {})
+    assert found.deployment.node_groups == (
+        NodeGroup(("llm",), (0, 1), tp_size=2, graph_walks=("prefill",)),
+        NodeGroup(),
+    )
+    shown = {path: value for path, value, _ in describe(*found[:2])}
+    assert shown["node_groups"] == "llm on ranks 0, 1 tp 2 in prefill; the other nodes"
+    assert shown["max_batch_tokens"] == "unset"
+
+
+def test_budgets_of_walks_are_shown_with_what_is_off(tmp_path: Path) -> None:
+    file = written(tmp_path, "max_batch_tokens: {llm: {prefill: 64, mixed: off}, vision: null}")
+    shown = {path: value for path, value, _ in describe(*resolve(file, {}, {})[:2])}
+    assert shown["max_batch_tokens"] == "llm: {prefill: 64, mixed: off}, vision: off"
+
+
+def test_the_prefix_cache_is_a_switch_with_two_sides() -> None:
+    assert resolve(None, {}, {}).deployment.prefix_cache
+    for said in ("0", "no", "off", "False"):
+        assert not resolve(None, {"MSTAR_ENABLE_PREFIX_CACHING": said}, {}).deployment.prefix_cache
+    env = {"MSTAR_ENABLE_PREFIX_CACHING": "no"}
+    assert resolve(None, env, {"prefix_cache": True}).deployment.prefix_cache
+    parser = argparse.ArgumentParser()
+    add_settings(parser)
+    assert not resolved(parser.parse_args(["--no-enable-prefix-caching"])).deployment.prefix_cache
+    assert resolved(parser.parse_args(["--enable-prefix-caching"])).deployment.prefix_cache
+
+
+def test_the_flags_of_a_step_are_read() -> None:
+    parser = argparse.ArgumentParser()
+    add_settings(parser)
+    typed = "--max-num-batched-tokens off --target-itl-ms 25 --min-chunk-tokens 16 --tp 2"
+    deployment = resolved(parser.parse_args(typed.split())).deployment
+    assert (deployment.max_batch_tokens, deployment.target_itl_ms) == ("off", 25.0)
+    assert (deployment.min_chunk_tokens, deployment.tensor_parallel_size) == (16, 2)
+
+
+@pytest.mark.behaviour("S0-34")
+def test_ranks_in_lockstep_overlap_by_default_and_depth_0_remains() -> None:
+    assert resolve(None, {}, {"tensor_parallel_size": "2"}).deployment.pipeline_depth == 1
+    both = {"tensor_parallel_size": "2", "pipeline_depth": "0"}
+    assert resolve(None, {}, both).deployment.pipeline_depth == 0
