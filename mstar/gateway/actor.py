@@ -23,6 +23,7 @@ from mstar.gateway.front import Front
 from mstar.gateway.health import Health
 from mstar.gateway.intake import Intake
 from mstar.gateway.native import NativeConnection
+from mstar.gateway.prefix import Sharing
 from mstar.gateway.service import Service
 from mstar.gateway.stream import Ticker
 from mstar.gateway.tuning import Tuning
@@ -183,6 +184,7 @@ def _intake(config: GatewayConfig) -> Intake:
         read_generation_defaults(directory),
         deployment.served_model_name or (config.model_name,),
         frozenset(spec.eos_token_ids),
+        Sharing(deployment.page_size, config.prefix_salt, deployment.prefix_cache),
     )
     tokenizer.encode("The first request must not be the one that warms this up.", add_special_tokens=True)
     return intake

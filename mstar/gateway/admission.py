@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mstar.gateway.errors import ApiError, not_ready, overloaded
+from mstar.messages.prefix import DIGEST_BYTES, block_bytes, write_prompt
 from mstar.messages.request import Abort, Admit, Sampling, encode_control
-from shm.errors import Poisoned, SlabExhausted
+from shm.errors import Poisoned, RecordTooLarge, SlabExhausted
 from shm.slab import SlabHandle, SlabOwner
 
 if TYPE_CHECKING:
@@ -24,7 +25,10 @@ _HANDLE_BYTES = 24
 
 
 class Prompt(NamedTuple):
-    """One prompt, int32 tokens, and the ``n`` sequences that continue it, with the ids from ``id`` on."""
+    """One prompt, int32 tokens, and the ``n`` sequences that continue it, with the ids from ``id`` on.
+
+    ``digests`` are those of its full pages, 16 bytes each, b"" where nothing of it may be shared.
+    """
 
     id: int
     tokens: NDArray[np.int32]
@@ -33,12 +37,22 @@ class Prompt(NamedTuple):
     min_tokens: int
     sampling: Sampling
     stop_ids: tuple[int, ...]
+    digests: bytes = b""
+
+    @property
+    def hashes(self) -> int:
+        """How many digests go with it."""
+        return len(self.digests) // DIGEST_BYTES
 
 
 class AdmissionStatistics(NamedTuple):
-    """Counts since the start, and aborts that still wait for room."""
+    """Counts since the start, and aborts that still wait for room.
+
+    ``unshared`` prompts went without their digests, because these found no room.
+    """
 
     admitted: int
+    unshared: int
     full: int
     aborted: int
     waiting_aborts: int
@@ -52,7 +66,7 @@ class Admission:
         self._channel = f"admit/{index}"
         self._slab = f"prompts/{index}"
         self._unsent: deque[int] = deque()
-        self._admitted = self._full = self._aborted = 0
+        self._admitted = self._unshared = self._full = self._aborted = 0
 
     def admit(self, prompts: list[Prompt]) -> None:
         """Send all prompts or none.
@@ -66,14 +80,11 @@ class Admission:
         handles: list[SlabHandle] = []
         sent = 0
         try:
-            for prompt in prompts:
-                handle = slab.lease(prompt.tokens.nbytes)
-                handles.append(handle)
-                np.frombuffer(slab.view(handle), np.int32)[:] = prompt.tokens
+            prompts, handles = self._write(slab, prompts)
             ring = self._ctx.outbox[self._channel]
             while sent < len(prompts) and ring.send(_message(prompts[sent], handles[sent])):
                 sent += 1
-        except SlabExhausted:
+        except (SlabExhausted, RecordTooLarge):
             pass
         except Poisoned as error:
             raise not_ready(
@@ -83,6 +94,21 @@ class Admission:
             self._take_back(slab, prompts[:sent], handles[sent:])
             raise self._refusal(slab, prompts)
         self._admitted += sum(prompt.n for prompt in prompts)
+
+    def _write(self, slab: SlabOwner, prompts: list[Prompt]) -> tuple[list[Prompt], list[SlabHandle]]:
+        """Put all prompts into blocks, or none, without their digests where there is no room for these.
+
+        Returns them as they lie there. Raises SlabExhausted, RecordTooLarge, Poisoned.
+        """
+        try:
+            return prompts, _lease_all(slab, prompts)
+        except (SlabExhausted, RecordTooLarge):
+            if not any(prompt.hashes for prompt in prompts):
+                raise
+            bare = [prompt._replace(digests=b"") for prompt in prompts]
+        handles = _lease_all(slab, bare)
+        self._unshared += sum(prompt.hashes > 0 for prompt in prompts)
+        return bare, handles
 
     def _take_back(self, slab: SlabOwner, sent: list[Prompt], unsent: list[SlabHandle]) -> None:
         self._full += 1
@@ -128,7 +154,24 @@ class Admission:
 
     def statistics(self) -> AdmissionStatistics:
         """A snapshot."""
-        return AdmissionStatistics(self._admitted, self._full, self._aborted, len(self._unsent))
+        return AdmissionStatistics(
+            self._admitted, self._unshared, self._full, self._aborted, len(self._unsent)
+        )
+
+
+def _lease_all(slab: SlabOwner, prompts: list[Prompt]) -> list[SlabHandle]:
+    """A block for each prompt, filled; none where one finds no room."""
+    handles: list[SlabHandle] = []
+    try:
+        for prompt in prompts:
+            handle = slab.lease(block_bytes(len(prompt.tokens), prompt.hashes))
+            handles.append(handle)
+            write_prompt(slab.view(handle), prompt.tokens, prompt.digests)
+    except (SlabExhausted, RecordTooLarge):
+        for handle in handles:
+            slab.release(handle)
+        raise
+    return handles
 
 
 def fits_empty(sizes: list[int], classes: Sequence[tuple[int, int]]) -> bool:
@@ -159,5 +202,6 @@ def _message(prompt: Prompt, handle: SlabHandle) -> bytes:
             stop_ids=prompt.stop_ids,
             min_tokens=prompt.min_tokens,
             count=prompt.n,
+            hashes=prompt.hashes,
         )
     )

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mstar.gateway.prefix import NOTHING_SHARED, Sharing
 from mstar.gateway.text import TokenizerLike
 from mstar.messages.request import Sampling
 from mstar.model.errors import TemplateError
@@ -53,13 +54,15 @@ class Encoder(TokenizerLike, Protocol):
 class Recipe(NamedTuple):
     """A request as deciders need it: prompts int32 [n] each, and what is common to all its sequences.
 
-    Choice ``i * n + j`` is answer j to prompt i.
+    ``digests`` are those of each prompt's full pages, b"" where nothing may be shared. Choice ``i * n + j``
+    is answer j to prompt i.
     """
 
     kind: str
     request: ChatRequest | CompletionRequest
     model: str
     prompts: list[NDArray[np.int32]]
+    digests: list[bytes]
     max_tokens: list[int]
     sampling: Sampling
     stop_ids: tuple[int, ...]
@@ -83,10 +86,12 @@ class Intake:
         defaults: GenerationDefaults,
         names: tuple[str, ...],
         eos_ids: frozenset[int] = frozenset(),
+        sharing: Sharing = NOTHING_SHARED,
     ) -> None:
         self.tokenizer = tokenizer
         self.limits = limits
         self.names = names
+        self.sharing = sharing
         self._defaults = defaults
         self._eos = tuple(sorted(tokenizer.eos_ids | eos_ids))
 
@@ -121,7 +126,8 @@ class Intake:
             )
         eos = () if request.ignore_eos else self._eos
         stop_ids = tuple(dict.fromkeys((*request.stop_token_ids, *eos)))
-        return Recipe(kind, request, model, prompts, budgets, self._sampling(request), stop_ids)
+        digests = self.sharing.digests(prompts, request.n)
+        return Recipe(kind, request, model, prompts, digests, budgets, self._sampling(request), stop_ids)
 
     def tokenize(self, body: Body) -> NDArray[np.int32]:
         """Token ids of a body of /tokenize: a prompt, or messages. Raises RequestInvalid."""

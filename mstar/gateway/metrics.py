@@ -27,14 +27,17 @@ _GAUGES = {
     "slots": "Slots of the rank",
     "pages_total": "Pages of the key-value cache",
     "pages_free": "Pages that are free",
+    "pages_cached": "Pages that no sequence holds and that are kept for prompts that begin alike",
 }
 _COUNTERS = {
     "step": "Steps that landed",
-    "preempted": "Sequences preempted by recompute",
+    "preempted": "Sequences that gave their pages up to older ones and were computed again",
     "refused": "Sequences the rank refused",
+    "evicted": "Cached pages given to sequences that needed room",
     "finished": "Sequences the rank finished",
     "generated_tokens": "Tokens generated",
     "prompt_tokens": "Prompt tokens computed",
+    "cached_tokens": "Prompt tokens found in cached pages and not computed",
     "stale_results": "Results of rows that were gone",
     "step_seconds": "Seconds in forward passes",
     "host_seconds": "Seconds of host time in steps",
@@ -139,10 +142,16 @@ class Metrics(Collector):
         for name, ring in service.ctx.outbox.items():
             full.add_metric([name], ring.statistics().refused)
         yield full
+        unshared = CounterMetricFamily(
+            "mstar_prompts_unshared", "Prompts whose page hashes found no room", labels=["rank"]
+        )
         aborts = GaugeMetricFamily("mstar_aborts_waiting", "Aborts that wait for room", labels=["rank"])
         for rank, admission in zip(service.ranks, service.admissions, strict=True):
-            aborts.add_metric([rank], admission.statistics().waiting_aborts)
+            found = admission.statistics()
+            aborts.add_metric([rank], found.waiting_aborts)
+            unshared.add_metric([rank], found.unshared)
         yield aborts
+        yield unshared
         sleeper = service.ctx.statistics().sleeper
         yield CounterMetricFamily(
             "mstar_lost_wakeups", "Wake-ups that only the safety poll noticed; must stay 0", sleeper.lost

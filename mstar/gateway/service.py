@@ -151,14 +151,16 @@ class Service:
         choices: list[Choice] = []
         prompts: list[Prompt] = []
         body = recipe.request
-        for tokens, most in zip(recipe.prompts, recipe.max_tokens, strict=True):
+        for tokens, digests, most in zip(recipe.prompts, recipe.digests, recipe.max_tokens, strict=True):
             first = len(choices)
             ids = [next(self._ids) for _ in range(body.n)]
             for index, id in enumerate(ids, first):
                 stream = TextStream(self.vocabulary, body.stop)
                 choices.append(Choice(id, index, stream, max_tokens=most, top=body.scores))
             sampling = msgspec.structs.replace(recipe.sampling, choice=first)
-            prompts.append(Prompt(ids[0], tokens, body.n, most, body.min_tokens, sampling, recipe.stop_ids))
+            prompts.append(
+                Prompt(ids[0], tokens, body.n, most, body.min_tokens, sampling, recipe.stop_ids, digests)
+            )
         request = Request(
             number,
             choices,

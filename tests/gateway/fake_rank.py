@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from actors.actor import Actor, PeerLost, PeerReady
 from actors.errors import AskFailed
+from mstar.messages.prefix import block_bytes, read_prompt
 from mstar.messages.request import Abort, Admit, control_decoder
 from mstar.messages.tokens import (
     LENGTH,
@@ -173,6 +174,7 @@ class FakeRank:
         self.script = script
         self.rows: dict[int, Row] = {}
         self.prompts: dict[int, NDArray[np.int32]] = {}
+        self.digests: dict[int, bytes] = {}
         self.admitted: list[Admit] = []
         self.aborted: list[int] = []
         self.deaf = False
@@ -206,11 +208,15 @@ class FakeRank:
                 self.rows.pop(message.request, None)
                 continue
             handle = message.prompt
-            prompt = np.frombuffer(self.ctx.rank_prompts.view(handle), np.int32).copy()
+            block = self.ctx.rank_prompts.view(handle)
+            assert handle.nbytes == block_bytes(message.prompt_tokens, message.hashes)
+            found, digests = read_prompt(block, message.prompt_tokens, message.hashes)
+            prompt = found.copy()
             self.ctx.rank_prompts.give_back(handle)
             for sequence in message.sequences():
                 self.admitted.append(sequence)
                 self.prompts[sequence.request] = prompt
+                self.digests[sequence.request] = digests
                 tokens = iter(self.script(sequence, prompt))
                 self.rows[sequence.request] = Row(sequence, tokens, itertools.count())
 

@@ -23,6 +23,7 @@ from mstar.model.tokenizer import Tokenizer
 from tests.gateway.fake_rank import RANK, FakeContext, FakeRank, Script
 
 MODEL = "tiny"
+SALT = b"the salt of this start"
 TEXT = "The hello of the world, and on it went in the town. "
 
 
@@ -76,6 +77,7 @@ async def serving(
     ready: bool = True,
     send_buffer: int | None = None,
     context: dict[str, Any] | None = None,
+    salt: bytes = SALT,
     **deployment: Any,
 ) -> AsyncIterator[Gateway]:
     """Start a gateway on a free port and a Unix socket in `run_dir`; stop it at the end.
@@ -99,6 +101,7 @@ async def serving(
         uds_path=path,
         tcp_port=port,
         created=1,
+        prefix_salt=salt,
     )
     if send_buffer is not None:
         for listening in (tcp, uds):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mstar.gateway import native
+from mstar.gateway import native, prefix
 from mstar.model.tokenizer import Tokenizer
 from tests.gateway.harness import MODEL, Gateway, serving
 from tests.gateway.raw import NativeClient, RawClient, http_post
@@ -106,6 +106,7 @@ async def test_a_large_body_is_worked_on_by_a_thread_while_the_loop_beats(
     async with serving(wide_model, tmp_path, context=context) as gateway:
         intake = gateway.service.intake
         threads = [spied(monkeypatch, intake, name) for name in ("recipe", "tokenize", "detokenize")]
+        threads.append(spied(monkeypatch, prefix, "page_digests"))
         gc.collect()
         gc.freeze()
         client = await RawClient.connect(gateway.port)
@@ -118,6 +119,7 @@ async def test_a_large_body_is_worked_on_by_a_thread_while_the_loop_beats(
         gc.unfreeze()
     assert answer.startswith(b"HTTP/1.1 400" if "tools" in body else b"HTTP/1.1 200")
     assert threading.main_thread() not in [thread for found in threads for thread in found]
+    assert bool(threads[-1]) == (path.startswith("/v1") and "tools" not in body)
     assert heartbeat.beats > 0
     assert heartbeat.longest < LONGEST_TURN
 

@@ -115,7 +115,9 @@ async def metrics(gateway: Gateway) -> dict[str, float]:
 
 
 async def test_the_metrics_count_requests_tokens_and_times(gateway: Gateway) -> None:
-    gateway.rank.report(step=7, running=2, pages_total=10, pages_free=3)
+    gateway.rank.report(
+        step=7, running=2, pages_total=10, pages_free=3, pages_cached=5, refused=1, preempted=2, evicted=4
+    )
     async with gateway.http() as client:
         for _ in range(2):
             await client.post("/v1/completions", json={"model": MODEL, "prompt": [5, 6], "max_tokens": 3})
@@ -137,6 +139,12 @@ async def test_the_metrics_count_requests_tokens_and_times(gateway: Gateway) -> 
     assert found["mstar_time_to_first_token_seconds_bucket{le=+Inf}"] == 2
     assert found["mstar_rank_step_total{rank=rank/0}"] == 7
     assert found["mstar_rank_pages_free{rank=rank/0}"] == 3
+    assert found["mstar_rank_pages_cached{rank=rank/0}"] == 5
+    assert found["mstar_rank_refused_total{rank=rank/0}"] == 1
+    assert found["mstar_rank_preempted_total{rank=rank/0}"] == 2
+    assert found["mstar_rank_evicted_total{rank=rank/0}"] == 4
+    assert found["mstar_rank_cached_tokens_total{rank=rank/0}"] == 0
+    assert found["mstar_prompts_unshared_total{rank=rank/0}"] == 0
 
 
 @pytest.mark.behaviour("F-01")
