@@ -7,7 +7,8 @@ nothing is left to launch: otherwise a pipeline depth of 1 or 2 would be fiction
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from mstar.engine.results import ResultRing, ResultSlot
@@ -25,8 +26,11 @@ class StepFailed(Exception):
 class Device(Protocol):
     """What an Executor needs of a device."""
 
-    def launch(self, plan: StepPlan) -> None:
-        """Run ``plan``'s rows; returns at once where the device runs beside the host."""
+    def launch(self, plan: StepPlan, refused: Mapping[int, str]) -> None:
+        """Run ``plan``'s rows; returns at once where the device runs beside the host.
+
+        ``refused`` says of slots bound by this plan why they cannot run; it goes with the results.
+        """
         ...
 
     def landed(self, seq: int, *, flush: bool) -> ResultSlot | None:
@@ -35,23 +39,43 @@ class Device(Protocol):
 
 
 class CpuDevice:
-    """Runs ``forward(plan, results)`` inline and withholds landing for ``depth`` launches."""
+    """Runs ``forward(plan, results)`` inline and withholds landing for ``depth`` launches.
 
-    def __init__(self, slots: int, depth: int, forward: Callable[[StepPlan, ResultSlot], None]) -> None:
+    A StepFailed ends the rows of its step; in ``lockstep`` with other ranks, which may have got through
+    or wait in a collective, it is raised and ends the cell.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        depth: int,
+        forward: Callable[[StepPlan, ResultSlot], None],
+        *,
+        lockstep: bool = False,
+        clock: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
         self._depth = depth
         self._results = ResultRing(slots, depth)
         self._forward = forward
+        self._lockstep = lockstep
+        self._clock = clock
         self._launched = 0
 
-    def launch(self, plan: StepPlan) -> None:
+    def launch(self, plan: StepPlan, refused: Mapping[int, str]) -> None:
         results = self._results.begin(plan.seq)
         self._launched = plan.seq
         if plan.request.size:
+            started = self._clock()
             try:
                 self._forward(plan, results)
             except StepFailed as error:
+                if self._lockstep:
+                    raise
                 _log.exception("step %d failed, and with it its %d rows", plan.seq, plan.request.size)
                 results.failed = str(error)
+            results.elapsed_ns = self._clock() - started
+        if refused:
+            results.failed_slots = {**results.failed_slots, **refused}
 
     def landed(self, seq: int, *, flush: bool) -> ResultSlot | None:
         if seq > self._launched or (not flush and self._launched < seq + self._depth):

@@ -2,57 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mstar.engine.device import Device
 from mstar.engine.results import ResultSlot
-from mstar.engine.slot_table import SlotTable
+from mstar.engine.slot_table import PlanMismatch, SlotTable
 from mstar.messages.step import Bind, StepPlan
 
-__all__ = ["Executor", "SlotState"]
+__all__ = ["Executor", "RowRefused", "SlotState"]
+
+
+class RowRefused(Exception):
+    """One row cannot be prepared, for a reason that is the same on every rank; only that row fails."""
 
 
 class SlotState:
-    """What a node keeps by slot beside the table; the model runner implements it."""
+    """What a node keeps by slot beside its table; the model runner implements it."""
 
     def bind(self, bind: Bind, tokens: NDArray[np.int32]) -> None:
-        """``bind`` takes a slot; ``tokens`` int32 [length] is valid only during the call."""
+        """``bind`` takes a slot; ``tokens`` int32 [length] is valid only during the call.
 
-    def drop(self, slot: int) -> None:
-        """The request of ``slot`` is gone."""
+        May raise RowRefused; the slot may still be named by rows until the leader has dropped it.
+        """
+
+    def drop(self, slot: int, request: int) -> None:
+        """``request`` is gone from ``slot``."""
+
+    def input_landed(self, slot: int, request: int) -> None:
+        """The last chunk of the input of ``request`` has landed; it is not needed any more."""
 
 
 class Executor:
-    """Runs plans in order on one rank. ``inputs(bind)`` opens the input that a bind names.
+    """Runs plans in order on one rank. ``tables`` and ``states`` are its nodes'; a plan names one.
 
-    Raises PlanMismatch before any row is touched when a plan contradicts this rank's state.
+    ``inputs(bind)`` opens the input that a bind names.
     """
 
     def __init__(
         self,
-        table: SlotTable,
-        state: SlotState,
+        tables: Sequence[SlotTable],
+        states: Sequence[SlotState],
         device: Device,
         inputs: Callable[[Bind], NDArray[np.int32]],
     ) -> None:
-        self.table = table
-        self._state = state
+        self.tables = tuple(tables)
+        self._states = tuple(states)
         self._device = device
         self._inputs = inputs
+        self._finals: deque[tuple[int, int, int, int]] = deque()
 
     def launch(self, plan: StepPlan) -> None:
-        """Validate, apply, launch."""
-        table, state = self.table, self._state
-        for slot in table.change(plan):
-            state.drop(slot)
+        """Validate, apply, launch.
+
+        Raises PlanMismatch before any row is touched when the plan contradicts this rank's state, and
+        whatever the device lets through.
+        """
+        node = plan.node
+        if not 0 <= node < len(self.tables):
+            raise PlanMismatch(plan.seq, -1, "node", node, f"0 to {len(self.tables) - 1}")
+        table, state = self.tables[node], self._states[node]
+        for request, slot in zip(plan.drops.tolist(), table.change(plan), strict=True):
+            state.drop(slot, request)
+        refused: dict[int, str] = {}
         for bind in plan.binds:
-            state.bind(bind, self._inputs(bind))
+            try:
+                state.bind(bind, self._inputs(bind))
+            except RowRefused as error:
+                refused[bind.slot] = str(error)
         table.advance(plan)
-        self._device.launch(plan)
+        if plan.chunk_starts.size:
+            self._hold(plan)
+        self._device.launch(plan, refused)
 
     def landed(self, seq: int, *, flush: bool) -> ResultSlot | None:
         """The results of step ``seq`` once it has landed."""
-        return self._device.landed(seq, flush=flush)
+        results = self._device.landed(seq, flush=flush)
+        finals = self._finals
+        while results is not None and finals and finals[0][0] <= seq:
+            _, node, slot, request = finals.popleft()
+            if self.tables[node].owner[slot] == request:
+                self._states[node].input_landed(slot, request)
+        return results
+
+    def _hold(self, plan: StepPlan) -> None:
+        """Remember whose input ends in ``plan``: it is held until the step has landed."""
+        final = (plan.chunk_ends == plan.chunk_totals) & (plan.chunk_ends > 0)
+        for row in final.nonzero()[0].tolist():
+            self._finals.append((plan.seq, plan.node, int(plan.slot[row]), int(plan.request[row])))

@@ -14,9 +14,19 @@ class ResultSlot:
     """One step's results by slot: ``tokens`` int32 [slots], and the logprob columns once asked for.
 
     ``failed`` is what to tell every row of a failed step, ``failed_slots`` what to tell single rows.
+    ``elapsed_ns`` is how long the device ran the step.
     """
 
-    __slots__ = ("failed", "failed_slots", "logprob", "scored", "tokens", "top_ids", "top_logprobs")
+    __slots__ = (
+        "elapsed_ns",
+        "failed",
+        "failed_slots",
+        "logprob",
+        "scored",
+        "tokens",
+        "top_ids",
+        "top_logprobs",
+    )
 
     def __init__(self, slots: int) -> None:
         self.tokens: NDArray[np.int32] = np.full(slots, -1, np.int32)
@@ -26,6 +36,7 @@ class ResultSlot:
         self.scored = False
         self.failed: str | None = None
         self.failed_slots: dict[int, str] = {}
+        self.elapsed_ns = 0
 
     def score(self) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
         """The logprob columns, allocated when first needed: [slots], [slots, 20], [slots, 20]."""
@@ -49,6 +60,7 @@ class ResultRing:
         slot = self._ring[seq % len(self._ring)]
         slot.scored = False
         slot.failed = None
+        slot.elapsed_ns = 0
         slot.failed_slots = {}
         return slot
 

@@ -6,14 +6,17 @@ It keeps by slot what rows read back (prompt, carry) and packs a plan's rows int
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mstar.distributed.gloo import CollectiveFailed
+from mstar.engine.chunking import ChunkingManagement
 from mstar.engine.device import StepFailed
-from mstar.engine.executor import SlotState
+from mstar.engine.executor import RowRefused, SlotState
 from mstar.engine.results import ResultSlot
 from mstar.engine.sampler import Sampler, SamplerError
 from mstar.engine.slot_table import SlotTable
@@ -21,22 +24,56 @@ from mstar.messages.request import Sampling
 from mstar.messages.step import CARRY, FLAG_LOGPROBS, Bind, StepPlan
 from mstar.model.api import CausalLM, ForwardBatch, KVCache
 
-__all__ = ["LanguageModelRunner", "RunnerStatistics"]
+__all__ = ["NODE", "LanguageModelRunner", "PromptInputs", "RunnerStatistics"]
+
+NODE = "llm"
+"""The node of a language model, as its graph and the settings of its budget call it."""
+
+_NO_PROMPT = np.zeros(1, np.int32)
+
+
+class PromptInputs(NamedTuple):
+    """The prepared input of a row, or of a chunk of it: token ids and their places, int64 [n] each."""
+
+    tokens: NDArray[np.int64]
+    positions: NDArray[np.int64]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.tokens.size
+
+    def slice(self, start: int, end: int) -> PromptInputs:
+        """The tokens [start, end) of a whole input; views."""
+        return PromptInputs(self.tokens[start:end], self.positions[start:end])
+
+
+class _Batch(NamedTuple):
+    """A step as its budget is looked up."""
+
+    node_name: str
+    graph_walk: str
 
 
 class RunnerStatistics(NamedTuple):
-    """Steps run, tokens through the forward, and nanoseconds spent in forward and sampling together."""
+    """Steps run, tokens through the forward, and nanoseconds spent in forward and sampling together.
+
+    ``prepared`` counts inputs prepared since the start; ``held`` are those kept now for their next chunk.
+    """
 
     steps: int
     tokens: int
     device_ns: int
+    prepared: int
+    held: int
 
 
 class LanguageModelRunner(SlotState):
     """Runs rows of ``table`` through ``model`` on the CPU.
 
     ``prompt`` is int32 [slots, max_seq_len]; ``carry`` int64 [slots], the last sampled token, -1
-    from bind to first sample so that a premature read fails instead of decoding garbage.
+    from bind to first sample so that a premature read fails instead of decoding garbage. ``chunking``
+    holds the input of a row from its first chunk until its last one has landed; ``walks`` are the names
+    of the walks that plans give by number.
     """
 
     def __init__(
@@ -48,6 +85,8 @@ class LanguageModelRunner(SlotState):
         *,
         page_size: int,
         max_seq_len: int,
+        chunking: ChunkingManagement,
+        walks: Sequence[str],
     ) -> None:
         self._model = model
         self._kv = kv
@@ -56,7 +95,9 @@ class LanguageModelRunner(SlotState):
         self._page_size = page_size
         self._prompt: NDArray[np.int32] = np.zeros((table.count, max_seq_len), np.int32)
         self._carry: NDArray[np.int64] = np.full(table.count, -1, np.int64)
-        self._steps = self._tokens = self._device_ns = 0
+        self._chunking = chunking
+        self._walks = tuple(walks)
+        self._steps = self._tokens = self._device_ns = self._prepared = 0
 
     # ---- SlotState ---------------------------------------------------------------------------
 
@@ -64,27 +105,56 @@ class LanguageModelRunner(SlotState):
         slot = bind.slot
         self._prompt[slot, : tokens.size] = tokens
         self._carry[slot] = -1
-        self._sampler.bind(
-            slot,
-            bind.sampling,
-            stop_ids=bind.stop_ids,
-            min_tokens=bind.min_tokens,
-            prompt=tokens,
-            accepted=bind.accepted,
-        )
+        try:
+            self._sampler.bind(
+                slot,
+                bind.sampling,
+                stop_ids=bind.stop_ids,
+                min_tokens=bind.min_tokens,
+                prompt=tokens,
+                accepted=bind.accepted,
+            )
+        except SamplerError as error:
+            # The row may run until the leader has heard of it: then on tokens that every model has.
+            self._prompt[slot, : tokens.size] = 0
+            self._sampler.bind(slot, Sampling(0.0), stop_ids=(), min_tokens=0, prompt=_NO_PROMPT, accepted=0)
+            raise RowRefused(str(error)) from error
 
-    def drop(self, slot: int) -> None:
+    def drop(self, slot: int, request: int) -> None:
         self._carry[slot] = -1
         self._sampler.release(slot)
+        self._chunking.forget_request(request)
+
+    def input_landed(self, slot: int, request: int) -> None:
+        self._chunking.release(request, NODE)
+
+    def _whole_input(self, slot: int) -> PromptInputs:
+        """Prepare the input of ``slot``: once per row, however many chunks it runs in."""
+        length = int(self._table.length[slot])
+        self._prepared += 1
+        return PromptInputs(self._prompt[slot, :length].astype(np.int64), np.arange(length))
+
+    def _chunk(self, slot: int, request: int, start: int, end: int) -> PromptInputs:
+        """The tokens [start, end) of the input that is held for ``request`` since its first chunk."""
+        held = self._chunking.prepared
+        key = (request, NODE)
+        if key not in held:
+            held[key] = self._whole_input(slot)
+        return cast(PromptInputs, held[key]).slice(start, end)
 
     # ---- the forward -------------------------------------------------------------------------
 
     def forward(self, plan: StepPlan, results: ResultSlot) -> None:
-        """Run ``plan``'s rows and put their tokens into ``results`` and the carry. Raises StepFailed."""
+        """Run ``plan``'s rows and put their tokens into ``results`` and the carry.
+
+        Raises StepFailed, and CollectiveFailed where a peer is gone: that is not this step's fault.
+        """
         started = time.perf_counter_ns()
         try:
             with torch.inference_mode():
                 self._run(plan, results)
+        except CollectiveFailed:
+            raise
         except (RuntimeError, ValueError, IndexError, MemoryError) as error:
             self._carry[plan.slot] = 0  # these rows may be in flight again: their results no longer count
             raise StepFailed(f"the step failed: {type(error).__name__}: {error}") from error
@@ -134,22 +204,28 @@ class LanguageModelRunner(SlotState):
         sample_positions = [last + 1]
         at = decode.size
         if decode.size < plan.slot.size:
+            parts: list[PromptInputs] = []
             for row in np.flatnonzero(plan.source != CARRY).tolist():
                 slot = int(plan.slot[row])
                 if plan.chunk_starts.size and plan.chunk_starts[row] >= 0:
-                    start, end = int(plan.chunk_starts[row]), int(plan.chunk_ends[row])
+                    end = int(plan.chunk_ends[row])
+                    part = self._chunk(slot, int(plan.request[row]), int(plan.chunk_starts[row]), end)
                 else:
-                    start, end = 0, int(table.length[slot])
-                tokens.append(self._prompt[slot, start:end].astype(np.int64))
-                positions.append(np.arange(start, end))
-                row_slots.append(np.full(end - start, slot, np.int32))
-                query_lens.append(end - start)
+                    end = int(table.length[slot])
+                    part = self._whole_input(slot)
+                parts.append(part)
+                tokens.append(part.tokens)
+                positions.append(part.positions)
+                row_slots.append(np.full(part.num_tokens, slot, np.int32))
+                query_lens.append(part.num_tokens)
                 kv_lens.append(end)
-                at += end - start
+                at += part.num_tokens
                 if plan.samples[row]:
                     logits.append(np.array([at - 1]))
                     sample_rows.append(np.array([row]))
                     sample_positions.append(np.array([end]))
+            decodes = PromptInputs(tokens[0], positions[0])
+            self._chunking.check_budget(_Batch(NODE, self._walks[plan.walk]), (decodes, *parts))
         place = np.concatenate(positions)
         token_slots = np.concatenate(row_slots)
         size = self._page_size
@@ -220,4 +296,6 @@ class LanguageModelRunner(SlotState):
 
     def statistics(self) -> RunnerStatistics:
         """Counts since the start."""
-        return RunnerStatistics(self._steps, self._tokens, self._device_ns)
+        return RunnerStatistics(
+            self._steps, self._tokens, self._device_ns, self._prepared, len(self._chunking.prepared)
+        )

@@ -13,7 +13,7 @@ from mstar.worker.ledger import Ledger
 from mstar.worker.limits import Limits
 from mstar.worker.slots import Slots
 
-__all__ = ["DecodeRows", "Decodes"]
+__all__ = ["NO_ROWS", "DecodeRows", "Decodes"]
 
 Places = NDArray[np.int64]
 
@@ -34,7 +34,7 @@ class DecodeRows(NamedTuple):
     ending: Places
 
 
-_NO_ROWS = DecodeRows(_NO_PLACES, _NO_PLACES, np.empty(0, np.int32), _NO_PLACES)
+NO_ROWS = DecodeRows(_NO_PLACES, _NO_PLACES, np.empty(0, np.int32), _NO_PLACES)
 
 
 class Decodes:
@@ -161,7 +161,7 @@ class Decodes:
         rows = slots.ride[: slots.high].nonzero()[0]
         n = rows.size
         if not n:
-            return _NO_ROWS
+            return NO_ROWS
         request, counter = slots.owner[rows], slots.planned[rows]
         columns = draft.rows
         draft.request[:n] = request

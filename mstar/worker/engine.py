@@ -103,7 +103,7 @@ def build_engine(
     table = SlotTable(slots, (needed,))
     sampler = Sampler(slots, spec.vocab_size, device)
     runner = LanguageModelRunner(model, kv, sampler, table, page_size=page_size, max_seq_len=max_seq_len)
-    executor = Executor(table, runner, CpuDevice(slots, limits.depth, runner.forward), inputs)
+    executor = Executor([table], [runner], CpuDevice(slots, limits.depth, runner.forward), inputs)
     stage("warming up", 0, 0)
     runner.warm_up(min(slots, WARM_ROWS), min(batch_tokens, WARM_TOKENS))
     return Engine(limits, executor, runner)

@@ -13,10 +13,13 @@ _PAGE_ROUND = 8
 
 
 class Limits(NamedTuple):
-    """What bounds a decider: slots, tokens of one sequence, pages and their tokens, tokens a step.
+    """What bounds a node of a decider: slots, tokens of one sequence, pages and their tokens, tokens a step.
 
     ``horizon_tokens`` is how far ahead of what a row has generated its pages are promised,
-    ``tail_bytes`` the room for the binds of one step.
+    ``tail_bytes`` the room for the binds of one step. ``chunked`` False runs prompts whole, as many as fit
+    into ``batch_tokens`` beside the decodes and one at least. ``mixes`` False never puts prefill and decode
+    rows into one step. ``prefill_cap`` is the most prefill tokens of a step that also decodes (0: no cap).
+    ``target_itl_ns`` sizes the steps that decode instead of ``batch_tokens``, which stays their bound.
     """
 
     slots: int
@@ -29,6 +32,11 @@ class Limits(NamedTuple):
     max_waiting: int
     tail_bytes: int = TAIL_BYTES
     horizon_tokens: int = 256
+    chunked: bool = True
+    mixes: bool = True
+    prefix_cache: bool = True
+    prefill_cap: int = 0
+    target_itl_ns: int = 0
 
     def pages_of(self, tokens: int) -> int:
         """How many pages ``tokens`` tokens of one sequence take."""

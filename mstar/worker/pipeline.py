@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 __all__ = ["Pipeline"]
@@ -15,7 +16,8 @@ class Pipeline(Generic[Step, Returnable]):
     """Steps in flight, at most ``depth + 1``, and things that return when a step has landed.
 
     Nothing else knows whether a step has landed: a slot, page or lease handed to ``retire`` comes
-    back from ``land`` once the last step that names it is among the landed ones.
+    back from ``land`` once the last step that names it is among the landed ones. Plans run in order on
+    every rank, so that is enough for what only plans name; what ranks read elsewhere is ``lent``.
     """
 
     def __init__(self, depth: int) -> None:
@@ -24,6 +26,7 @@ class Pipeline(Generic[Step, Returnable]):
         self.landed = 0
         self._steps: deque[tuple[int, Step]] = deque()
         self._retiring: deque[tuple[int, Returnable]] = deque()
+        self._lent: deque[tuple[int, Callable[[], None]]] = deque()
 
     @property
     def in_flight(self) -> int:
@@ -65,8 +68,18 @@ class Pipeline(Generic[Step, Returnable]):
 
     @property
     def retiring(self) -> int:
-        """How many things wait for a step to land."""
-        return len(self._retiring)
+        """How many things wait for a step to land, or for every rank to have read it."""
+        return len(self._retiring) + len(self._lent)
+
+    def lend(self, seq: int, give_back: Callable[[], None]) -> None:
+        """Memory outside the plans, which every rank reads when it runs step ``seq``."""
+        self._lent.append((seq, give_back))
+
+    def read(self, seq: int) -> None:
+        """Every rank has run step ``seq``, and it has landed here: give back what it was lent."""
+        lent = self._lent
+        while lent and lent[0][0] <= seq:
+            lent.popleft()[1]()
 
     def land(self, seq: int) -> tuple[Step, list[Returnable]]:
         """The oldest step landed: what was pushed with it, and all that may return now."""

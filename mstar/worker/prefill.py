@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from mstar.messages.step import (
     COUNTER,
     END,
@@ -22,18 +25,31 @@ from mstar.worker.ledger import Ledger
 from mstar.worker.limits import Limits
 from mstar.worker.slots import Slots
 
-__all__ = ["Prefill"]
+__all__ = ["Chunk", "Prefill"]
+
+
+class Chunk(NamedTuple):
+    """Tokens up to ``end`` of the input of ``slot`` run in a step; the input ends there if ``final``."""
+
+    slot: int
+    end: int
+    final: bool
 
 
 class _Row:
-    """A sequence in a slot whose input has not run to its end; ``start`` is where the next chunk begins."""
+    """A sequence in a slot whose input has not run to its end.
 
-    __slots__ = ("slot", "start", "total")
+    ``start`` is where the next chunk begins; ``fresh`` until its first one, which may start past pages
+    that were leased.
+    """
 
-    def __init__(self, slot: int, total: int) -> None:
+    __slots__ = ("fresh", "slot", "start", "total")
+
+    def __init__(self, slot: int, start: int, total: int) -> None:
         self.slot = slot
-        self.start = 0
+        self.start = start
         self.total = total
+        self.fresh = True
 
 
 class Prefill:
@@ -51,38 +67,45 @@ class Prefill:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def start(self, slot: int, total: int) -> None:
-        """``slot`` was bound to an input of ``total`` tokens."""
-        self._rows.append(_Row(slot, total))
+    def start(self, slot: int, start: int, total: int) -> None:
+        """``slot`` was bound to an input of ``total`` tokens, whose first ``start`` lie in leased pages."""
+        self._rows.append(_Row(slot, start, total))
 
     def leave(self, slot: int) -> None:
         """The input of ``slot`` is not needed any more."""
         if self._rows:
             self._rows = [row for row in self._rows if row.slot != slot]
 
-    def write(self, draft: StepDraft, room: int) -> list[int]:
-        """Append chunks of ``room`` tokens together, with their pages; the slots whose input ends here."""
+    def write(self, draft: StepDraft, room: int) -> list[Chunk]:
+        """Append chunks of ``room`` tokens together, with their pages."""
         rows = self._rows
-        shares = split_fairly([row.total - row.start for row in rows], room, self._floor)
-        finals: list[int] = []
+        remaining = [row.total - row.start for row in rows]
+        shares = (
+            split_fairly(remaining, room, self._floor) if self._limits.chunked else _whole(remaining, room)
+        )
+        chunks: list[Chunk] = []
         if any(shares):
             draft.rows[START : STRIDE + 1, : draft.n_rows] = -1
             for row, share in zip(rows, shares, strict=True):
-                if share:
-                    self._write_chunk(draft, row, share)
-                    if row.start == row.total:
-                        finals.append(row.slot)
-            if finals:
+                if share and self._write_chunk(draft, row, share):
+                    chunks.append(Chunk(row.slot, row.start, row.start == row.total))
+            if any(chunk.final for chunk in chunks):
                 self._rows = [row for row in rows if row.start < row.total]
-        return finals
+        return chunks
 
-    def _write_chunk(self, draft: StepDraft, row: _Row, share: int) -> None:
+    def _write_chunk(self, draft: StepDraft, row: _Row, share: int) -> bool:
+        """Append one chunk; False where the record has no room left for its pages."""
         slots, columns = self._slots, draft.rows
         slot, start, n = row.slot, row.start, draft.n_rows
-        row.start = end = start + share
+        end = start + share
         final = end == row.total
         held = int(slots.pages[slot])
-        need = self._pages_after_last(row) if final else self._limits.pages_of(end)
+        leased = held if row.fresh else 0
+        need = max(held, self._pages_after_last(row) if final else self._limits.pages_of(end))
+        if draft.n_grants + leased + need - held > draft.grants.shape[1]:
+            return False
+        if leased:
+            draft.grant(slot, slots.table[slot, :leased])
         if need > held:
             pages = self._ledger.take(need - held)
             slots.table[slot, held:need] = pages
@@ -91,18 +114,32 @@ class Prefill:
         draft.request[n] = slots.owner[slot]
         columns[SLOT, n] = slot
         columns[WALK, n] = self._walk
-        columns[SOURCE, n] = HELD if start else INPUT
-        columns[COUNTER, n] = start
+        columns[SOURCE, n] = INPUT if row.fresh else HELD
+        columns[COUNTER, n] = 0 if row.fresh else start
         columns[SAMPLES, n] = final
         columns[LATE, n] = 0
         columns[START, n] = start
         columns[END, n] = end
         columns[TOTAL, n] = row.total
-        columns[STRIDE, n] = share
+        columns[STRIDE, n] = end if row.fresh else share
         draft.n_rows = n + 1
+        row.start = end
+        row.fresh = False
+        return True
 
     def _pages_after_last(self, row: _Row) -> int:
         """Pages for the whole input, and for the decodes that come before pages are given again."""
         limits, slots, slot = self._limits, self._slots, row.slot
         most = int(slots.base[slot]) + int(slots.cap[slot]) - 1
         return min(limits.pages_of(min(row.total + self._round, most)), int(slots.horizon[slot]))
+
+
+def _whole(remaining: Sequence[int], room: int) -> list[int]:
+    """Inputs that run whole: in their order while they fit, and the first in any case."""
+    shares = [0] * len(remaining)
+    for place, need in enumerate(remaining):
+        if place and need > room:
+            break
+        shares[place] = need
+        room -= need
+    return shares

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,20 +15,22 @@ from numpy.typing import NDArray
 
 from actors.actor import Actor, PeerEvent, PeerLost
 from mstar.config.schema import RankConfig
+from mstar.messages.prefix import read_prompt
 from mstar.messages.request import Abort, Admit, Control, control_decoder
 from mstar.messages.step import Bind
 from mstar.messages.tokens import RankReport, RowFailed, encode_event, encode_tokens
-from mstar.worker.scheduler import REPLAYS_SLAB, Landed, MicroScheduler, StepResult
+from mstar.worker.leader import Leader
+from mstar.worker.outcome import Landed
+from mstar.worker.scheduler import REPLAYS_SLAB, MicroScheduler
 from shm.errors import BadHandle, Poisoned
 from shm.slab import SlabOwner, SlabUser
 from shm.steps import StepWriter
 
 if TYPE_CHECKING:
     from actors.context import Context
-    from mstar.engine.results import ResultSlot
     from mstar.worker.engine import Engine
 
-__all__ = ["RankActor", "step_result"]
+__all__ = ["RankActor"]
 
 _log = logging.getLogger(__name__)
 
@@ -64,19 +64,22 @@ class RankActor(Actor):
         from mstar.worker.engine import build_engine
 
         self.engine: Engine = await asyncio.to_thread(build_engine, self.config, self._input, self.ctx.stage)
-        self.scheduler = MicroScheduler(self.engine.limits, self._steps.begin, self._replays)
+        self.scheduler = MicroScheduler(
+            self.engine.limits, self._steps.begin, self._replays, salt=self.config.prefix_salt
+        )
+        layout = self._steps.ring.layout
+        self.leader = Leader(self.scheduler, self.engine.executor, self._steps, layout.readers, layout.slots)
 
     async def run(self) -> None:
-        ctx, scheduler = self.ctx, self.scheduler
+        ctx, leader = self.ctx, self.leader
         while not ctx.stopping:
             started = time.perf_counter_ns()
             self._admissions.drain()
-            plan = None if self._unsent else scheduler.plan()
+            plan = None if self._unsent else leader.plan()
             if plan is not None:
-                self._steps.commit(plan.seq)
-                self.engine.executor.launch(plan)
+                leader.launch(plan)
                 ctx.line.step = plan.seq
-            landed = self._collect(flush=plan is None)
+            landed = leader.collect(flush=plan is None)
             if landed is not None:
                 self._emit(landed)
             self._flush()
@@ -101,15 +104,14 @@ class RankActor(Actor):
         if not isinstance(prompts, SlabUser):
             raise TypeError(f"the prompts of {self.ctx.name} belong to a gateway")
         try:
-            tokens = np.frombuffer(prompts.view(message.prompt), np.int32)
-        except BadHandle as error:
+            block = read_prompt(
+                prompts.view(message.prompt), message.prompt_tokens + message.accepted, message.hashes
+            )
+        except (BadHandle, ValueError) as error:
             self._malformed += 1
             self._send([encode_event(RowFailed(message.request, message.attempt, str(error)))])
             return
-        sequences = message.sequences()
-        release = _after(len(sequences), partial(self._give_back, prompts, message))
-        for sequence in sequences:
-            self.scheduler.admit(sequence, tokens, release)
+        self.scheduler.admit(message, block.tokens, block.digests, partial(self._give_back, prompts, message))
         for refusal in self.scheduler.take_refusals():
             self._send([encode_event(refusal)])
 
@@ -125,15 +127,6 @@ class RankActor(Actor):
         source = bind.inputs[0]
         slab = self._replays if source.slab == REPLAYS_SLAB else self.ctx.slabs[self._prompts_slab]
         return np.frombuffer(slab.view(source.handle), np.int32, bind.length)
-
-    def _collect(self, *, flush: bool) -> Landed | None:
-        """The oldest step in flight if it has landed."""
-        pipeline = self.scheduler.pipeline
-        if not pipeline.in_flight:
-            return None
-        seq = pipeline.oldest
-        results = self.engine.executor.landed(seq, flush=flush)
-        return None if results is None else self.scheduler.land(seq, step_result(results))
 
     def _emit(self, landed: Landed) -> None:
         if landed.batch is not None:
@@ -170,7 +163,7 @@ class RankActor(Actor):
 
     def report(self) -> RankReport:
         """This rank's figures."""
-        counts, pages = self.scheduler.statistics(), self.scheduler.ledger.statistics()
+        counts, pages = self.scheduler.statistics(), self.scheduler.nodes[0].ledger.statistics()
         runner = self.engine.runner.statistics()
         return RankReport(
             step=counts.landed_steps,
@@ -187,6 +180,9 @@ class RankActor(Actor):
             stale_results=counts.stale_results,
             step_seconds=runner.device_ns / 1e9,
             host_seconds=(self._busy_ns - runner.device_ns) / 1e9,
+            pages_cached=pages.cached,
+            evicted=pages.evicted,
+            cached_tokens=counts.cached_tokens,
         )
 
     def on_peer(self, event: PeerEvent) -> None:
@@ -199,21 +195,3 @@ class RankActor(Actor):
             self._gateway_lives = True
             self._reported = None
         self.ctx.wake()
-
-
-def _after(times: int, action: Callable[[], None]) -> Callable[[], None]:
-    """``action`` once the result was called ``times`` times: the last reader of a prompt gives it back."""
-    calls = itertools.count(1)
-
-    def call() -> None:
-        if next(calls) == times:
-            action()
-
-    return call
-
-
-def step_result(results: ResultSlot) -> StepResult:
-    scores = (
-        (results.logprob, results.top_ids, results.top_logprobs) if results.scored else (None, None, None)
-    )
-    return StepResult(results.tokens, *scores, results.failed, results.failed_slots)

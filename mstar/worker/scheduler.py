@@ -6,32 +6,29 @@ It reads no clock and does no I/O beyond writing plans into the step slots it is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
-from typing import NamedTuple, Protocol
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mstar.engine.stop import TokenStop
+from mstar.messages.prefix import DIGEST_BYTES
 from mstar.messages.request import Admit
-from mstar.messages.step import FLAG_LOGPROBS, SAMPLES, SLOT, Bind, Input, StepDraft, StepPlan, StepTail
-from mstar.messages.tokens import LENGTH, RUNNING, STOP, RowFailed, TokenBatch
-from mstar.worker.decodes import DecodeRows, Decodes
-from mstar.worker.ledger import Ledger
+from mstar.messages.step import StepDraft, StepPlan
+from mstar.messages.tokens import RowFailed
 from mstar.worker.limits import Limits
+from mstar.worker.node import DECODE, MIXED, PREFILL, REPLAYS_SLAB, NodeScheduler, NodeStep, Replays, Returned
+from mstar.worker.outcome import Landed, StepResult
 from mstar.worker.pipeline import Pipeline
-from mstar.worker.prefill import Prefill
-from mstar.worker.slots import Slots
-from mstar.worker.waiting import Waiting, WaitingLine, bind_bytes
-from shm.errors import SlabExhausted
-from shm.slab import SlabHandle
 from shm.steps import StepSlot
 
 __all__ = [
     "DECODE",
     "MIXED",
     "PREFILL",
+    "REPLAYS_SLAB",
     "Landed",
     "Limits",
     "MicroScheduler",
@@ -40,46 +37,11 @@ __all__ = [
     "StepResult",
 ]
 
-PREFILL, DECODE, MIXED = 0, 1, 2
-"""Walks of a language model's one node; MIXED labels a step whose rows run both."""
-
-PROMPTS_SLAB, REPLAYS_SLAB = 0, 1
-"""The slabs a bind's inputs may lie in: the gateway's prompts, the leader's own replays."""
-
-
-class Replays(Protocol):
-    """Where the leader puts the tokens of a preempted row for every rank to read (shm.slab.SlabOwner)."""
-
-    def lease(self, nbytes: int) -> SlabHandle: ...
-    def view(self, handle: SlabHandle) -> memoryview: ...
-    def release(self, handle: SlabHandle) -> None: ...
-
-
-class StepResult(NamedTuple):
-    """What a landed step left on the host, indexed by slot.
-
-    ``tokens`` int32 [slots]; when asked for ``logprob`` float32 [slots], ``top_ids`` int32 [slots, 20],
-    ``top_logprobs`` float32 [slots, 20]. ``failed`` is the sentence to tell all rows of a failed step,
-    ``failed_slots`` what to tell single rows.
-    """
-
-    tokens: NDArray[np.int32]
-    logprob: NDArray[np.float32] | None = None
-    top_ids: NDArray[np.int32] | None = None
-    top_logprobs: NDArray[np.float32] | None = None
-    failed: str | None = None
-    failed_slots: Mapping[int, str] = MappingProxyType({})
-
-
-class Landed(NamedTuple):
-    """What a landed step means for the owners of its rows."""
-
-    batch: TokenBatch | None
-    failed: list[RowFailed]
+_MOST_EARLY_ABORTS = 1024
 
 
 class SchedulerStatistics(NamedTuple):
-    """Counts since the start, and gauges of this moment."""
+    """Counts since the start, and gauges of this moment; ``cached_tokens`` of prompts did not run again."""
 
     running: int
     waiting: int
@@ -93,380 +55,169 @@ class SchedulerStatistics(NamedTuple):
     stale_results: int
     generated_tokens: int
     prompt_tokens: int
-
-
-class _Step(NamedTuple):
-    """A step in flight: its rows whose token leaves with it, and the slots of those that only prefill.
-
-    ``ends`` is how many rows had ended before their budget when it was planned.
-    """
-
-    rows: DecodeRows
-    others: list[int]
-    ends: int
-    logprobs: bool
-
-
-_ONE: NDArray[np.int32] = np.array(1, np.int32)
-
-_Return = int | Callable[[], None]
+    cached_tokens: int
 
 
 class MicroScheduler:
-    """The decider of a cell's steps over one language-model node.
+    """The decider of a cell: one sequence of steps over all of its nodes.
 
-    ``open_slot(seq)`` returns the step slot to write plan ``seq`` into. The caller launches and
-    publishes what ``plan`` returns, and calls ``land`` with the result of the oldest step.
+    ``nodes`` bounds each node; the first one's ``depth`` is the cell's. ``open_slot(seq)`` returns the step
+    slot to write plan ``seq`` into. The caller launches and publishes what ``plan`` returns, calls ``land``
+    with the result of the oldest step, and ``read`` when every rank is done with a step.
     """
 
-    def __init__(self, limits: Limits, open_slot: Callable[[int], StepSlot], replays: Replays) -> None:
-        self.limits = limits
-        self.slots = Slots(limits.slots, limits.max_seq_len, limits.page_size)
-        self.ledger = Ledger(limits.pages)
-        self.pipeline: Pipeline[_Step, _Return] = Pipeline(limits.depth)
-        self._floor, self._bind_bytes = limits.chunk_floor, limits.bind_bytes
+    def __init__(
+        self,
+        nodes: Limits | Sequence[Limits],
+        open_slot: Callable[[int], StepSlot],
+        replays: Replays,
+        *,
+        salt: bytes = b"",
+    ) -> None:
+        limits = (nodes,) if isinstance(nodes, Limits) else tuple(nodes)
+        self.pipeline: Pipeline[tuple[NodeScheduler, NodeStep], Returned] = Pipeline(limits[0].depth)
+        self.nodes = tuple(
+            NodeScheduler(index, each, self.pipeline, replays, salt) for index, each in enumerate(limits)
+        )
+        self._turns = list(self.nodes)
         self._open_slot = open_slot
-        self._replays = replays
-        self._line = WaitingLine(limits)
-        self._prefill = Prefill(limits, self.slots, self.ledger, PREFILL)
-        self._decodes = Decodes(limits, self.slots, self.ledger, DECODE)
-        self._stop = TokenStop()
-        self._running: NDArray[np.int8] = np.zeros(limits.slots, np.int8)
-        self._running.flags.writeable = False
-        self._slot_of: dict[int, int] = {}
-        self._messages: dict[int, Admit] = {}
-        self._drops: list[int] = []
-        self._leaving: set[int] = set()
-        self._preempting: set[int] = set()
-        self._returning_pages = 0
-        self._scored = 0
-        self._ends = 0
         self._refusals: list[RowFailed] = []
-        self._finished = self._aborted = self._preempted = self._refused = self._failed = 0
-        self._stale = self._generated = self._prompted = 0
+        self._early: OrderedDict[int, None] = OrderedDict()
+        self._newest = 0
 
     # ---- what comes in -----------------------------------------------------------------------
 
-    def admit(self, message: Admit, tokens: NDArray[np.int32], release: Callable[[], None]) -> None:
-        """Queue a sequence; ``tokens`` int32 [prompt + accepted] is readable until ``release`` is called."""
-        refusal = self._line.join(message, tokens, release)
-        if refusal is not None:
-            status, reason = refusal
-            self._refused += 1
+    def admit(
+        self, message: Admit, tokens: NDArray[np.int32], digests: bytes, release: Callable[[], None]
+    ) -> None:
+        """Queue a prompt's sequences; ``tokens`` int32 [prompt + accepted] is read until ``release`` is due.
+
+        ``digests`` are those of its full pages, 16 bytes each. Where there are any, the further sequences
+        wait until the first has run the prompt, whose pages they then share.
+        """
+        sequences = message.sequences()
+        if not 0 <= message.node < len(self.nodes):
+            reason = f"node {message.node} asked for, allowed are 0 to {len(self.nodes) - 1}"
+            self._refuse(sequences, 400, reason)
             release()
-            self._refusals.append(RowFailed(message.request, message.attempt, reason, status))
+            return
+        node = self.nodes[message.node]
+        shared = len(digests) >= DIGEST_BYTES and tokens.size > node.limits.page_size
+        give_back = release if len(sequences) == 1 else _after(len(sequences), release)
+        first = None
+        for sequence in sequences:
+            self._newest = max(self._newest, sequence.request)
+            if sequence.request in self._early:
+                del self._early[sequence.request]
+                node.counts.aborted += 1
+                give_back()
+                continue
+            refusal = node.line.join(sequence, tokens, digests, give_back, first=first)
+            if refusal is not None:
+                node.counts.refused += 1
+                self._refuse((sequence,), *refusal)
+                give_back()
+            elif shared and first is None:
+                first = sequence.request
 
     def abort(self, request: int) -> None:
-        """Forget ``request``: its row leaves with the next plan; unknown ids are ignored."""
-        slot = self._slot_of.get(request)
-        if slot is not None:
-            self._aborted += 1
-            self._ends += 1
-            self._end(slot)
-        elif self._line.remove(request):
-            self._aborted += 1
+        """Forget ``request``: its row leaves with the next plan. One that is still to come is not let in."""
+        if any(node.abort(request) for node in self.nodes):
+            return
+        if request > self._newest:
+            self._early[request] = None
+            if len(self._early) > _MOST_EARLY_ABORTS:
+                self._early.popitem(last=False)
 
     def abort_all(self) -> None:
         """Forget every request: their owner is gone."""
-        for request in (*self._slot_of, *self._line.requests()):
-            self.abort(request)
+        for node in self.nodes:
+            for request in node.requests():
+                node.abort(request)
+
+    def _refuse(self, sequences: Sequence[Admit], status: int, reason: str) -> None:
+        self._refusals += (RowFailed(each.request, each.attempt, reason, status) for each in sequences)
 
     # ---- one step ----------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
-        """The next step, or None when there is nothing to run or the pipeline is full."""
+        """The next step, or None when there is nothing to run or the pipeline is full.
+
+        Nodes take turns: of those with something to run the one whose last step is longest ago.
+        """
         pipeline = self.pipeline
-        if pipeline.full or not (self._slot_of or self._drops or self._line):
+        if pipeline.full:
             return None
-        seq = pipeline.next_seq
-        draft = StepDraft(seq, self._open_slot(seq))
-        self._decodes.grow(draft, self._make_room)
-        self._write_drops(draft)
-        rows = self._decodes.write(draft)
-        decodes = draft.n_rows
-        others: list[int] = []
-        binds: list[Bind] = []
-        if self._line or self._prefill:
-            binds = self._bind_waiting(seq, self.limits.batch_tokens - decodes)
-            if self._prefill:
-                rows, others = self._write_chunks(draft, rows)
-        n = draft.n_rows
-        if not n and not draft.n_drops and not binds:
-            return None
-        logprobs = self._scored > 0 and bool(np.count_nonzero(self.slots.logprobs[rows.slots]))
-        plan = draft.seal(
-            node=0,
-            walk=DECODE if n == decodes else MIXED if decodes else PREFILL,
-            bucket=0,
-            flags=FLAG_LOGPROBS if logprobs else 0,
-            chunked=n > decodes,
-            tail=StepTail(tuple(binds)) if binds else None,
-        )
-        pipeline.push(seq, _Step(rows, others, self._ends, logprobs))
-        if self._drops:
-            for slot in self._drops:
-                pipeline.retire(seq, slot)
-            self._drops.clear()
-        return plan
+        draft = None
+        for node in self._turns:
+            if node.busy:
+                if draft is None:
+                    seq = pipeline.next_seq
+                    draft = StepDraft(seq, self._open_slot(seq))
+                planned = node.plan(draft)
+                if planned is not None:
+                    plan, step = planned
+                    pipeline.push(plan.seq, (node, step))
+                    if len(self._turns) > 1:
+                        self._turns.remove(node)
+                        self._turns.append(node)
+                    return plan
+        return None
 
     def land(self, seq: int, result: StepResult) -> Landed:
         """Step ``seq``, the oldest in flight, has landed: stop checks, what returns, what to emit."""
-        step, back = self.pipeline.land(seq)
-        failed, self._refusals = self._refusals, []
-        batch = None
-        if result.failed is not None:
-            failed += self._fail((*step.rows.slots.tolist(), *step.others), result.failed)
-        else:
-            for slot, message in result.failed_slots.items():
-                failed += self._fail((slot,), message)
-            if step.rows.slots.size:
-                batch = self._settle(step, result)
-        for item in back:
-            if callable(item):
-                item()
-            else:
-                self._return_slot(item)
-        return Landed(batch, failed)
+        (node, step), back = self.pipeline.land(seq)
+        landed = node.land(step, result)
+        if self._refusals:
+            landed = landed._replace(failed=[*self.take_refusals(), *landed.failed])
+        for owner, slot in back:
+            owner.return_slot(slot)
+        return landed
+
+    def read(self, seq: int) -> None:
+        """Every rank is done with step ``seq``: the inputs that it named are given back."""
+        self.pipeline.read(seq)
 
     def take_refusals(self) -> list[RowFailed]:
         """Refusals to send now, when no step is about to land."""
         refusals, self._refusals = self._refusals, []
         return refusals
 
-    # ---- the parts of a plan -----------------------------------------------------------------
-
-    def _make_room(self, pages: int) -> None:
-        """Preempt the youngest rows until ``pages`` pages are on their way back; the oldest always stays."""
-        while self._returning_pages + self.ledger.available < pages:
-            candidates = [slot for slot in self._slot_of.values() if slot not in self._leaving]
-            if len(candidates) < 2:
-                return
-            victim = max(candidates, key=self.slots.order.__getitem__)
-            self._preempted += 1
-            self._preempting.add(victim)
-            self._leave(victim)
-
-    def _write_drops(self, draft: StepDraft) -> None:
-        drops = self._drops
-        if drops:
-            owner = self.slots.owner
-            for place, slot in enumerate(drops):
-                draft.drops[place] = owner[slot]
-            draft.n_drops = len(drops)
-
-    def _bind_waiting(self, seq: int, room: int) -> list[Bind]:
-        """Admit who waits, in order, while slots, pages and the step have room.
-
-        Nobody enters while a row lacks a page, or while a preempted row is still on its way back to
-        the line: the pages that it left are not for those behind it.
-        """
-        binds: list[Bind] = []
-        if room < 1 or self._decodes.stalled or self._preempting:
-            return binds
-        most = max(1, room // self._floor)
-        tail = self._bind_bytes
-        while self.slots.free and len(self._prefill) < most:
-            entry = self._line.head()
-            if entry is None:
-                break
-            tail -= bind_bytes(entry.message)
-            horizon = self._horizon(entry)
-            if tail < 0 or horizon > self.ledger.available:
-                break
-            source = self._publish(entry, seq)
-            if source is None:
-                break
-            binds.append(self._bind(entry, source, horizon))
-            self._line.advance()
-        return binds
-
-    def _horizon(self, entry: Waiting) -> int:
-        """Pages for the whole input and the next tokens of ``entry``."""
-        message, size = entry.message, entry.tokens.size
-        most = message.prompt_tokens + message.max_tokens - 1
-        return self.limits.pages_of(max(size, min(size + self.limits.horizon_tokens, most)))
-
-    def _publish(self, entry: Waiting, seq: int) -> Input | None:
-        """Where every rank reads the input of ``entry`` until step ``seq`` has landed; None: no room now."""
-        if entry.release is not None:
-            self.pipeline.retire(seq, entry.release)
-            return Input(0, PROMPTS_SLAB, entry.message.prompt)
-        replays, tokens = self._replays, entry.tokens
-        try:
-            handle = replays.lease(tokens.nbytes)
-        except SlabExhausted:
-            return None
-        replays.view(handle)[: tokens.nbytes] = tokens.view(np.uint8).data
-        self.pipeline.retire(seq, lambda: replays.release(handle))
-        return Input(0, REPLAYS_SLAB, handle)
-
-    def _bind(self, entry: Waiting, source: Input, horizon: int) -> Bind:
-        """Put ``entry`` into the lowest free slot."""
-        message, slots, total = entry.message, self.slots, entry.tokens.size
-        sampling = message.sampling
-        slot = slots.take()
-        slots.owner[slot] = message.request
-        slots.attempt[slot] = message.attempt
-        slots.live[slot] = True
-        slots.base[slot] = message.prompt_tokens
-        slots.planned[slot] = entry.accepted
-        slots.cap[slot] = message.max_tokens
-        slots.horizon[slot] = horizon
-        slots.order[slot] = entry.order
-        slots.history[slot, :total] = entry.tokens
-        slots.history_base[slot] = slot * slots.max_tokens + message.prompt_tokens
-        if sampling.logprobs >= 0:
-            slots.logprobs[slot] = True
-            self._scored += 1
-        self.ledger.promise(horizon)
-        self._stop.bind(slot, message.stop_ids)
-        self._slot_of[message.request] = slot
-        self._messages[slot] = message
-        self._prefill.start(slot, total)
-        self._prompted += total
-        return Bind(
-            message.request,
-            slot,
-            message.attempt,
-            total,
-            entry.accepted,
-            message.max_tokens,
-            (source,),
-            sampling,
-            message.stop_ids,
-            message.min_tokens,
-        )
-
-    def _write_chunks(self, draft: StepDraft, rows: DecodeRows) -> tuple[DecodeRows, list[int]]:
-        """Chunks in the room decodes left: the rows whose token leaves, now with final chunks, and others."""
-        first = draft.n_rows
-        finals = self._prefill.write(draft, self.limits.batch_tokens - first)
-        n = draft.n_rows
-        columns = draft.rows
-        others: list[int] = columns[SLOT, first:n].tolist()
-        if not finals:
-            return rows, others
-        ending = [first + place for place, slot in enumerate(finals) if not self._decodes.start(slot)]
-        places = columns[SAMPLES, :n].nonzero()[0]
-        slots = columns[SLOT][places].astype(np.int64)
-        rows = DecodeRows(
-            slots,
-            draft.request[places],
-            self.slots.planned[slots] - _ONE,
-            np.append(rows.ending, ending).astype(np.int64) if ending else rows.ending,
-        )
-        return rows, others
-
-    # ---- landing -----------------------------------------------------------------------------
-
-    def _settle(self, step: _Step, result: StepResult) -> TokenBatch | None:
-        """Take the step's tokens: stop checks over the live rows, the batch for their owners."""
-        slots = self.slots
-        rows, request, index, ending = step.rows
-        n = rows.size
-        codes = self._running[:n]
-        if ending.size:
-            codes = codes.copy()
-            codes[ending] = LENGTH
-        if self._ends != step.ends:
-            live = slots.live[rows]
-            rows, request, index, codes = rows[live], request[live], index[live], codes[live]
-            self._stale += n - rows.size
-            n = rows.size
-            if not n:
-                return None
-        tokens = result.tokens[rows]
-        slots.flat_history[slots.history_base[rows] + index] = tokens
-        stopped = self._stop.hits(rows, tokens)
-        if stopped:
-            self._ends += len(stopped)
-            codes = codes.copy()
-            codes[stopped] = STOP
-        self._generated += n
-        batch = TokenBatch(request, slots.attempt[rows], index, tokens, codes)
-        if step.logprobs and result.logprob is not None:
-            assert result.top_ids is not None
-            assert result.top_logprobs is not None
-            score = result.logprob[rows]
-            score[~slots.logprobs[rows]] = np.nan
-            batch = batch._replace(
-                logprob=score, top_ids=result.top_ids[rows], top_logprobs=result.top_logprobs[rows]
-            )
-        if stopped or ending.size:
-            for slot in rows[codes != RUNNING].tolist():
-                self._finished += 1
-                self._end(slot)
-        return batch
-
-    def _fail(self, rows: Iterable[int], message: str) -> list[RowFailed]:
-        """End the rows in these slots that still count."""
-        slots = self.slots
-        failed = []
-        for slot in rows:
-            if slots.live[slot]:
-                self._failed += 1
-                self._ends += 1
-                failed.append(RowFailed(int(slots.owner[slot]), int(slots.attempt[slot]), message))
-                self._end(slot)
-        return failed
-
-    def _end(self, slot: int) -> None:
-        """Nothing of ``slot`` counts any more; it leaves with the next plan unless it is leaving already."""
-        self.slots.live[slot] = False
-        del self._slot_of[int(self.slots.owner[slot])]
-        if slot not in self._leaving:
-            self._leave(slot)
-
-    def _leave(self, slot: int) -> None:
-        """Drop ``slot`` in the next plan and take back what was only promised to it."""
-        slots = self.slots
-        self._decodes.leave(slot)
-        self._prefill.leave(slot)
-        pages = int(slots.pages[slot])
-        self.ledger.withdraw(int(slots.horizon[slot]) - pages)
-        slots.horizon[slot] = pages
-        self._returning_pages += pages
-        self._leaving.add(slot)
-        self._drops.append(slot)
-
-    def _return_slot(self, slot: int) -> None:
-        """The last step that names ``slot`` has landed: all of it is free; a preempted row queues again."""
-        slots = self.slots
-        message = self._messages.pop(slot)
-        self._scored -= message.sampling.logprobs >= 0
-        self._stop.release(slot)
-        if slots.live[slot]:
-            accepted = int(slots.planned[slot])  # whatever was planned for it has landed
-            tokens = slots.history[slot, : message.prompt_tokens + accepted].copy()
-            self._line.rejoin(Waiting(int(slots.order[slot]), message, tokens, accepted, None))
-            del self._slot_of[message.request]
-        pages = int(slots.pages[slot])
-        self.ledger.give(slots.table[slot, :pages])
-        self._returning_pages -= pages
-        self._leaving.discard(slot)
-        self._preempting.discard(slot)
-        slots.give(slot)
-
     # ---- figures -----------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
-        """Nothing runs, waits, leaves or is in flight: free pages equal the total."""
-        return not (self._slot_of or self._line or self._drops or self.pipeline.in_flight)
+        """Nothing runs, waits, leaves or is in flight: free and cached pages equal the total."""
+        return not (
+            self.pipeline.in_flight or self.pipeline.retiring or any(node.busy for node in self.nodes)
+        )
 
     def statistics(self) -> SchedulerStatistics:
-        """Counts since the start and gauges of this moment."""
+        """Counts since the start and gauges of this moment, over all nodes."""
+        counts = [node.counts for node in self.nodes]
         return SchedulerStatistics(
-            running=len(self._slot_of),
-            waiting=len(self._line),
+            running=sum(node.running for node in self.nodes),
+            waiting=sum(len(node.line) for node in self.nodes),
             planned_steps=self.pipeline.planned,
             landed_steps=self.pipeline.landed,
-            finished=self._finished,
-            aborted=self._aborted,
-            preempted=self._preempted,
-            refused=self._refused,
-            failed=self._failed,
-            stale_results=self._stale,
-            generated_tokens=self._generated,
-            prompt_tokens=self._prompted,
+            finished=sum(each.finished for each in counts),
+            aborted=sum(each.aborted for each in counts),
+            preempted=sum(each.preempted for each in counts),
+            refused=sum(each.refused for each in counts),
+            failed=sum(each.failed for each in counts),
+            stale_results=sum(each.stale for each in counts),
+            generated_tokens=sum(each.generated for each in counts),
+            prompt_tokens=sum(each.prompted for each in counts),
+            cached_tokens=sum(each.cached_tokens for each in counts),
         )
+
+
+def _after(times: int, action: Callable[[], None]) -> Callable[[], None]:
+    """``action`` once the result was called ``times`` times: the last reader of a prompt gives it back."""
+    calls = itertools.count(1)
+
+    def call() -> None:
+        if next(calls) == times:
+            action()
+
+    return call

@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mstar.config.schema import Deployment, RankConfig
+from mstar.messages.prefix import page_digests
 from mstar.messages.request import Admit, Sampling
 from mstar.messages.step import Bind, open_plan
 from mstar.messages.tokens import RowFailed
 from mstar.worker.engine import build_engine
-from mstar.worker.rank import step_result
+from mstar.worker.leader import Leader
 from mstar.worker.scheduler import REPLAYS_SLAB, MicroScheduler
 from shm.slab import SlabHandle
-from shm.steps import StepLayout, StepSlot
-from shm.steps import _plan as slot_places
-from tests.worker.null_rank import Replays
+from shm.steps import StepLayout
+from tests.worker.null_rank import SALT, Replays, Steps
 
 __all__ = ["Answer", "LocalRank", "Prompt"]
 
@@ -53,17 +53,12 @@ class LocalRank:
         limits = self.engine.limits
         if horizon_tokens is not None:
             limits = limits._replace(horizon_tokens=horizon_tokens)
-        layout = StepLayout(
-            limits.slots,
-            2 * limits.slots + limits.batch_tokens // limits.page_size + 2,
-            limits.tail_bytes,
-            4,
-            0,
-        )
-        size = slot_places(layout)[1]
-        memory = memoryview(bytearray(4 * size))
-        self._slots = [StepSlot(memory, i * size, layout) for i in range(4)]
-        self.scheduler = MicroScheduler(limits, lambda seq: self._slots[seq % 4], self.replays)
+        grants = 2 * limits.slots + limits.pages_of(limits.max_seq_len + limits.batch_tokens)
+        self._steps = Steps(StepLayout(limits.slots, grants, limits.tail_bytes, 4, 0))
+        self.scheduler = MicroScheduler(limits, self._steps.begin, self.replays, salt=SALT)
+        self.leader = Leader(self.scheduler, self.engine.executor, self._steps, 0, 4)
+        self._salt = SALT if limits.prefix_cache else b""
+        self._page_size = limits.page_size
         self._request = 0
 
     def _input(self, bind: Bind) -> NDArray[np.int32]:
@@ -100,33 +95,27 @@ class LocalRank:
             prompt.stop_ids,
             prompt.min_tokens,
         )
-        self.scheduler.admit(message, tokens, lambda: None)
+        digests = page_digests(tokens, self._page_size, self._salt) if self._salt else b""
+        self.scheduler.admit(message, tokens, digests, lambda: None)
         return request
 
     def _turn(self, answers: dict[int, Answer]) -> None:
-        plan = self.scheduler.plan()
+        plan = self.leader.plan()
         if plan is not None:
-            self.engine.executor.launch(open_plan(plan.seq, self._slots[plan.seq % 4]))
-        pipeline = self.scheduler.pipeline
+            self.leader.launch(open_plan(plan.seq, self._steps.begin(plan.seq)))
         failed = self.scheduler.take_refusals()
-        if pipeline.in_flight:
-            results = self.engine.executor.landed(pipeline.oldest, flush=plan is None)
-            if results is not None:
-                landed = self.scheduler.land(pipeline.oldest, step_result(results))
-                failed += landed.failed
-                batch = landed.batch
-                for row in range(0 if batch is None else batch.token.size):
-                    assert batch is not None
-                    answer = answers[int(batch.request[row])]
-                    answer.tokens.append(int(batch.token[row]))
-                    if batch.finish[row]:
-                        answer.finish.append(int(batch.finish[row]))
-                    if (
-                        batch.logprob is not None
-                        and batch.top_ids is not None
-                        and batch.top_logprobs is not None
-                    ):
-                        tops = zip(batch.top_ids[row].tolist(), batch.top_logprobs[row].tolist(), strict=True)
-                        answer.scores.append((float(batch.logprob[row]), dict(tops)))
+        landed = self.leader.collect(flush=plan is None)
+        if landed is not None:
+            failed += landed.failed
+            batch = landed.batch
+            for row in range(0 if batch is None else batch.token.size):
+                assert batch is not None
+                answer = answers[int(batch.request[row])]
+                answer.tokens.append(int(batch.token[row]))
+                if batch.finish[row]:
+                    answer.finish.append(int(batch.finish[row]))
+                if batch.logprob is not None and batch.top_ids is not None and batch.top_logprobs is not None:
+                    tops = zip(batch.top_ids[row].tolist(), batch.top_logprobs[row].tolist(), strict=True)
+                    answer.scores.append((float(batch.logprob[row]), dict(tops)))
         for failure in failed:
             answers[failure.request].failed.append(failure)

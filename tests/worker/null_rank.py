@@ -1,8 +1,9 @@
 """A rank without model, shared memory or loop: the real scheduler, slot table and device bookkeeping.
 
 The null forward writes a token that depends on the request and the place alone, checks the carry it
-reads against the token it wrote there, and keeps a picture of every KV page, so that a stale slot, a
-page freed early or a skipped token raises instead of passing.
+reads against the token it wrote there, and keeps a picture of every KV page: each cell holds a digest of
+all tokens up to its own. So a stale slot, a page freed early or shared wrongly, or a skipped token raises
+instead of passing.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from mstar.engine.device import CpuDevice, StepFailed
 from mstar.engine.executor import Executor, SlotState
 from mstar.engine.results import ResultSlot
 from mstar.engine.slot_table import SlotTable
+from mstar.messages.prefix import page_digests
 from mstar.messages.request import Admit, Sampling
 from mstar.messages.step import CARRY, Bind, StepPlan, open_plan
 from mstar.messages.tokens import RUNNING, RowFailed
-from mstar.worker.scheduler import REPLAYS_SLAB, Limits, MicroScheduler, StepResult
+from mstar.worker.leader import Leader
+from mstar.worker.scheduler import REPLAYS_SLAB, Limits, MicroScheduler
 from shm.errors import SlabExhausted
 from shm.slab import SlabHandle
 from shm.steps import StepLayout, StepSlot
@@ -39,6 +42,7 @@ LIMITS = Limits(
     max_waiting=64,
 )
 STOP_ID = 7
+SALT = b"salt"
 
 
 def token_of(request: int, place: int) -> int:
@@ -81,21 +85,42 @@ class Replays:
         del self.blocks[handle.block]
 
 
+class Steps:
+    """A step ring in plain memory, without readers."""
+
+    def __init__(self, layout: StepLayout) -> None:
+        size = slot_places(layout)[1]
+        memory = memoryview(bytearray(layout.slots * size))
+        self._slots = [StepSlot(memory, i * size, layout) for i in range(layout.slots)]
+
+    def begin(self, seq: int) -> StepSlot:
+        return self._slots[seq % len(self._slots)]
+
+    def commit(self, seq: int) -> None:
+        pass
+
+    def done(self, reader: int) -> int:
+        raise IndexError(reader)
+
+    def error(self, reader: int) -> str | None:
+        raise IndexError(reader)
+
+
 class NullRank(SlotState):
     """Admissions, aborts and turns of the main loop, one call each."""
 
     def __init__(self, limits: Limits = LIMITS) -> None:
         self.limits = limits
         rows = limits.slots
-        layout = StepLayout(rows, 2 * rows + limits.batch_tokens // limits.page_size, limits.tail_bytes, 4, 0)
-        size = slot_places(layout)[1]
-        memory = memoryview(bytearray(4 * size))
-        self._slots = [StepSlot(memory, i * size, layout) for i in range(4)]
+        grants = 2 * rows + limits.pages_of(limits.max_seq_len) + limits.batch_tokens // limits.page_size
+        self.steps = Steps(StepLayout(rows, grants, limits.tail_bytes, 4, 0))
         self.replays = Replays()
-        self.scheduler = MicroScheduler(limits, lambda seq: self._slots[seq % 4], self.replays)
-        self.table = SlotTable(rows, (-(-limits.max_seq_len // limits.page_size),))
+        self.scheduler = MicroScheduler(limits, self.steps.begin, self.replays, salt=SALT)
+        self.node = self.scheduler.nodes[0]
+        self.table = SlotTable(rows, (limits.pages_of(limits.max_seq_len),))
         self.device = CpuDevice(rows, limits.depth, self._forward)
-        self.executor = Executor(self.table, self, self.device, self._input)
+        self.executor = Executor([self.table], [self], self.device, self._input)
+        self.leader = Leader(self.scheduler, self.executor, self.steps, 0, 4)
         self.prompts: dict[int, NDArray[np.int32]] = {}
         self.kept: dict[int, Kept] = {}
         self.plans: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
@@ -105,40 +130,37 @@ class NullRank(SlotState):
         self.on_launch: Callable[[StepPlan], None] = lambda plan: None
         self._carry = np.full(rows, -1, np.int64)
         cells = limits.pages * limits.page_size
-        self._cell_request = np.full(cells, -1, np.int64)
-        self._cell_place = np.full(cells, -1, np.int64)
+        self._cells = np.zeros(cells, np.uint64)
+        self._weights = np.random.default_rng(1).integers(1, 1 << 63, limits.max_seq_len, dtype=np.uint64)
         self._broken: set[int] = set()
-        self._sequence: dict[int, NDArray[np.int32]] = {}
 
     # ---- what a test does --------------------------------------------------------------------
 
     def admit(self, request: int, prompt: int = 5, max_tokens: int = 4, **extra: object) -> None:
         tokens = np.arange(prompt, dtype=np.int32) + 1000 * request
-        self.prompts[request] = tokens
-        self.kept[request] = Kept([], [], [])
         fields: dict[str, Any] = {"prompt_tokens": prompt, "max_tokens": max_tokens, **extra}
         handle = SlabHandle(request, 0, tokens.nbytes)
+        digests = page_digests(tokens, self.limits.page_size, SALT) if self.limits.prefix_cache else b""
         message = Admit(request=request, attempt=0, prompt=handle, sampling=Sampling(), **fields)
-        self.scheduler.admit(message, tokens, lambda: self.released.append(request))
+        for sequence in message.sequences():
+            self.prompts[sequence.request] = tokens
+            self.kept[sequence.request] = Kept([], [], [])
+        self.scheduler.admit(message, tokens, digests, lambda: self.released.append(request))
         self._told(self.scheduler.take_refusals())
 
     def turn(self) -> bool:
         """One turn of the main loop; False when there was nothing to do."""
-        plan = self.scheduler.plan()
+        plan = self.leader.plan()
         if plan is not None:
-            again = open_plan(plan.seq, self._slots[plan.seq % 4])
+            again = open_plan(plan.seq, self.steps.begin(plan.seq))
             assert again.digest == plan.digest
             self.plans.append((plan.seq, tuple(plan.request.tolist()), tuple(plan.drops.tolist())))
             self.on_launch(plan)
-            self.executor.launch(again)
-        pipeline = self.scheduler.pipeline
-        if not pipeline.in_flight:
-            return plan is not None
-        seq = pipeline.oldest
-        results = self.executor.landed(seq, flush=plan is None)
-        if results is None:
-            return True
-        landed = self.scheduler.land(seq, StepResult(results.tokens.copy(), failed=results.failed))
+            self.leader.launch(again)
+        in_flight = self.scheduler.pipeline.in_flight
+        landed = self.leader.collect(flush=plan is None)
+        if landed is None:
+            return plan is not None or bool(in_flight)
         if landed.batch is not None:
             batch = landed.batch
             for request, place, token, finish in zip(
@@ -166,10 +188,10 @@ class NullRank(SlotState):
 
     def check_idle(self) -> None:
         """Everything is back: pages, slots, promises, leases."""
-        pages = self.scheduler.ledger.statistics()
-        assert pages.free == pages.total
-        assert pages.promised == 0
-        assert self.scheduler.slots.free == self.limits.slots
+        pages = self.node.ledger.statistics()
+        assert pages.free + pages.cached == pages.total
+        assert pages.held == pages.promised == 0
+        assert self.node.slots.free == self.limits.slots
         assert self.table.statistics().bound == 0
         assert not self.replays.blocks
         assert self.scheduler.pipeline.retiring == 0
@@ -193,9 +215,8 @@ class NullRank(SlotState):
     def bind(self, bind: Bind, tokens: NDArray[np.int32]) -> None:
         assert tokens.size == bind.length
         self._carry[bind.slot] = -1
-        self._sequence[bind.slot] = tokens.copy()
 
-    def drop(self, slot: int) -> None:
+    def drop(self, slot: int, request: int) -> None:
         self._carry[slot] = -1
 
     def _forward(self, plan: StepPlan, results: ResultSlot) -> None:
@@ -218,15 +239,20 @@ class NullRank(SlotState):
             size = self.limits.page_size
             at = np.arange(end)
             cells = table[at // size].astype(np.int64) * size + at % size
-            self._cell_request[cells[start:]] = request
-            self._cell_place[cells[start:]] = at[start:]
+            held_there = self._picture(request, end)
+            self._cells[cells[start:]] = held_there[start:]
             if request not in self._broken:
-                assert (self._cell_request[cells] == request).all(), f"{request} reads another's page"
-                assert (self._cell_place[cells] == at).all(), f"{request} reads its pages in the wrong order"
+                assert (self._cells[cells] == held_there).all(), f"{request} reads what is not its own"
             if plan.samples[row]:
                 token = self._token(request, place)
                 results.tokens[slot] = token
                 self._carry[slot] = token
+
+    def _picture(self, request: int, end: int) -> NDArray[np.uint64]:
+        """What the cells of the first ``end`` tokens of ``request`` hold: digests of all up to each."""
+        prompt = self.prompts[request]
+        tokens = [*prompt[:end].tolist(), *(self._token(request, at) for at in range(prompt.size, end))]
+        return np.cumsum(np.array(tokens, np.uint64) * self._weights[:end])
 
     def _token(self, request: int, place: int) -> int:
         stop = self.stops.get(request)

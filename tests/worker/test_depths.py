@@ -81,7 +81,7 @@ def test_tokens_do_not_change_when_rows_are_preempted(tiny_model_dir: Path, dept
     asked = [prompt._replace(max_tokens=60) for prompt in prompts(10, SEEDED, longest=30)]
     roomy = tokens(rank(tiny_model_dir, depth).generate(asked))
     tight = rank(tiny_model_dir, depth, page_size=4, max_seq_len=96, horizon_tokens=4)
-    tight.scheduler.ledger.withdraw(-(tight.engine.limits.pages - 48))  # all but 48 pages are spoken for
+    tight.scheduler.nodes[0].ledger.withdraw(-(tight.engine.limits.pages - 48))  # all but 48 pages are spoken for
     answers = tight.generate(asked)
     assert tight.scheduler.statistics().preempted > 0
     assert tokens(answers) == roomy
@@ -138,7 +138,7 @@ def test_a_forward_that_fails_ends_its_batch_and_the_rank_goes_on(
     answers = local.generate([asked, asked])
     assert all("planted" in answer.failed[0].message for answer in answers)
     assert local.generate([asked])[0].tokens == whole
-    assert local.scheduler.ledger.statistics().free == local.engine.limits.pages
+    assert local.scheduler.nodes[0].ledger.statistics().free == local.engine.limits.pages
 
 
 def test_a_row_whose_logits_are_not_numbers_fails_alone(

@@ -287,7 +287,7 @@ def test_ready_rows_decode_in_every_step_with_room() -> None:
     for _ in range(3):
         rank.turn()
     rank.admit(2, prompt=200, max_tokens=4)
-    while rank.scheduler.slots.ride[0]:
+    while rank.node.slots.ride[0]:
         rank.turn()
     seqs = [seq for seq, requests, _ in rank.plans if 1 in requests]
     assert seqs == list(range(seqs[0], seqs[0] + 40))
@@ -349,8 +349,8 @@ def test_random_faults_leave_every_request_with_one_end_and_every_page_free(
             rank.admit(request, prompt=first, max_tokens=second, stop_ids=(STOP_ID,))
         elif kind == "abort":
             ended = rank.kept.get(first)
-            if ended is not None and not ended.finish and not ended.failed:
-                aborted.add(first)
+            if ended is None or not (ended.finish or ended.failed):
+                aborted.add(first)  # also one that is yet to come
             rank.scheduler.abort(first)
         elif kind == "turn":
             for _ in range(first):
@@ -379,4 +379,4 @@ def test_slots_are_taken_lowest_first_so_that_plans_stay_short() -> None:
     rank.drain()
     rank.admit(9, max_tokens=2)
     rank.turn()
-    assert np.flatnonzero(rank.scheduler.slots.owner >= 0).tolist() == [0]
+    assert np.flatnonzero(rank.node.slots.owner >= 0).tolist() == [0]

@@ -31,7 +31,7 @@ def admit(request: int, prompt: int = 3, max_tokens: int = 4) -> Admit:
 
 
 def join(line: WaitingLine, request: int, given_back: list[int]) -> tuple[int, str] | None:
-    return line.join(admit(request), np.zeros(3, np.int32), lambda: given_back.append(request))
+    return line.join(admit(request), np.zeros(3, np.int32), b"", lambda: given_back.append(request))
 
 
 def heads(line: WaitingLine) -> list[int]:
@@ -52,10 +52,60 @@ def test_first_come_first_served() -> None:
 
 def test_preempted_sequences_come_first_and_by_age() -> None:
     line = WaitingLine(LIMITS)
+    for request in (10, 20, 30):
+        join(line, request, [])
+    assert heads(line) == [10, 20, 30]
     join(line, 5, [])
-    for order in (30, 10, 20):
-        line.rejoin(Waiting(order, admit(order), np.zeros(5, np.int32), 2, None))
+    for order in (3, 1, 2):
+        line.rejoin(Waiting(order, admit(10 * order), np.zeros(5, np.int32), b"", 2, None))
     assert heads(line) == [10, 20, 30, 5]
+
+
+def aside(given_back: list[int]) -> WaitingLine:
+    """Request 1, its choices 2 and 3 that wait for its prompt, and request 4."""
+    line = WaitingLine(LIMITS._replace(max_waiting=8))
+    join(line, 1, given_back)
+    for request in (2, 3):
+        line.join(
+            admit(request),
+            np.zeros(3, np.int32),
+            b"",
+            lambda request=request: given_back.append(request),  # type: ignore[misc]
+            first=1,
+        )
+    join(line, 4, given_back)
+    return line
+
+
+def test_choices_stand_aside_until_the_prompt_has_run_and_keep_their_age() -> None:
+    line = aside([])
+    assert len(line) == 4
+    assert heads(line) == [1, 4]
+    join(line, 5, [])
+    line.call(1)
+    assert heads(line) == [2, 3, 5]
+    assert not len(line)
+
+
+def test_when_the_first_choice_leaves_the_next_one_runs_the_prompt() -> None:
+    given_back: list[int] = []
+    line = aside(given_back)
+    assert line.remove(1)
+    assert heads(line) == [2, 4]
+    line.succeed(2)
+    assert heads(line) == [3]
+    assert given_back == [1]
+
+
+def test_a_choice_that_stands_aside_can_leave() -> None:
+    given_back: list[int] = []
+    line = aside(given_back)
+    assert line.remove(2)
+    assert not line.remove(2)
+    assert sorted(line.requests()) == [1, 3, 4]
+    line.call(1)
+    assert heads(line) == [1, 3, 4]
+    assert given_back == [2]
 
 
 def test_who_leaves_the_line_gives_the_input_back_once() -> None:
@@ -71,7 +121,7 @@ def test_who_leaves_the_line_gives_the_input_back_once() -> None:
 
 def test_a_preempted_sequence_can_leave_too() -> None:
     line = WaitingLine(LIMITS)
-    line.rejoin(Waiting(1, admit(7), np.zeros(5, np.int32), 2, None))
+    line.rejoin(Waiting(1, admit(7), np.zeros(5, np.int32), b"", 2, None))
     assert line.requests() == [7]
     assert line.remove(7)
     assert not len(line)
@@ -89,11 +139,11 @@ def test_a_full_line_refuses_with_429_and_takes_again_after_a_turn() -> None:
 
 def test_a_sequence_for_which_no_pages_could_ever_do_is_refused_by_their_number() -> None:
     line = WaitingLine(LIMITS._replace(pages=2))
-    refused = line.join(admit(1, 3, 7), np.zeros(3, np.int32), lambda: None)
+    refused = line.join(admit(1, 3, 7), np.zeros(3, np.int32), b"", lambda: None)
     assert refused is not None
     assert refused[0] == 400
     assert "3 KV pages" in refused[1]
-    assert line.join(admit(1, 3, 6), np.zeros(3, np.int32), lambda: None) is None
+    assert line.join(admit(1, 3, 6), np.zeros(3, np.int32), b"", lambda: None) is None
 
 
 def test_no_bind_takes_more_room_than_it_is_planned_for() -> None:

@@ -117,7 +117,7 @@ class NullRank:
         }
         table = SlotTable(slots, (limits.pages_of(limits.max_seq_len),))
         device = CpuDevice(slots, load.depth, self._forward)
-        self.executor = Executor(table, NullState(), device, lambda bind: self._prompts[bind.length])
+        self.executor = Executor([table], [NullState()], device, lambda bind: self._prompts[bind.length])
         self.ring = Ring.create(1 << 22)
         self.writer = RingWriter(self.ring, None)
         self._request = 0
@@ -157,7 +157,7 @@ class NullRank:
         for record in records:
             message = control_decoder.decode(record)
             if isinstance(message, Admit):
-                scheduler.admit(message, self._prompts[message.prompt_tokens], _nothing)
+                scheduler.admit(message, self._prompts[message.prompt_tokens], b"", _nothing)
         mark()
         plan = scheduler.plan()
         mark()

@@ -1,0 +1,487 @@
+"""NodeScheduler: the rows of one autoregressive node of a decider, and what each of its steps runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mstar.engine.stop import TokenStop
+from mstar.messages.prefix import DIGEST_BYTES
+from mstar.messages.request import Admit
+from mstar.messages.step import FLAG_LOGPROBS, SAMPLES, SLOT, Bind, Input, StepDraft, StepPlan, StepTail
+from mstar.messages.tokens import LENGTH, RUNNING, STOP, RowFailed, TokenBatch
+from mstar.worker.budget import StepBudget, StepWork
+from mstar.worker.decodes import NO_ROWS, DecodeRows, Decodes
+from mstar.worker.filing import Filing
+from mstar.worker.ledger import Ledger
+from mstar.worker.limits import Limits
+from mstar.worker.outcome import Landed, StepResult
+from mstar.worker.pipeline import Pipeline
+from mstar.worker.prefill import Chunk, Prefill
+from mstar.worker.slots import Slots
+from mstar.worker.waiting import Waiting, WaitingLine, bind_bytes
+from shm.errors import SlabExhausted
+from shm.slab import SlabHandle
+
+__all__ = ["DECODE", "MIXED", "PREFILL", "NodeCounts", "NodeScheduler", "NodeStep", "Replays"]
+
+PREFILL, DECODE, MIXED = 0, 1, 2
+"""Walks of a language model's node; MIXED labels a step whose rows run both."""
+
+PROMPTS_SLAB, REPLAYS_SLAB = 0, 1
+"""The slabs a bind's inputs may lie in: the gateway's prompts, the leader's own replays."""
+
+
+class Replays(Protocol):
+    """Where the leader puts the tokens of a preempted row for every rank to read (shm.slab.SlabOwner)."""
+
+    def lease(self, nbytes: int) -> SlabHandle: ...
+    def view(self, handle: SlabHandle) -> memoryview: ...
+    def release(self, handle: SlabHandle) -> None: ...
+
+
+class NodeStep(NamedTuple):
+    """A step in flight: its rows whose token leaves with it, and its chunks.
+
+    ``ends`` is how many rows had ended before their budget when it was planned; ``work`` is known where
+    a target sizes the steps.
+    """
+
+    rows: DecodeRows
+    chunks: list[Chunk]
+    ends: int
+    logprobs: bool
+    work: StepWork | None
+
+
+class NodeCounts:
+    """Counts of one node since the start."""
+
+    __slots__ = (
+        "aborted",
+        "cached_tokens",
+        "failed",
+        "finished",
+        "generated",
+        "preempted",
+        "prompted",
+        "refused",
+        "stale",
+    )
+
+    def __init__(self) -> None:
+        self.finished = self.aborted = self.preempted = self.refused = self.failed = 0
+        self.stale = self.generated = self.prompted = self.cached_tokens = 0
+
+
+_ONE: NDArray[np.int32] = np.array(1, np.int32)
+
+Returned = tuple["NodeScheduler", int]
+
+
+class NodeScheduler:
+    """Decides what a step of node ``index`` runs: who enters, who decodes, whose input runs how far.
+
+    It writes into the draft it is given; ``pipeline`` is the cell's. ``salt`` is the key of the digests
+    of full pages.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        limits: Limits,
+        pipeline: Pipeline[tuple[NodeScheduler, NodeStep], Returned],
+        replays: Replays,
+        salt: bytes,
+    ) -> None:
+        self.index = index
+        self.limits = limits
+        self.slots = Slots(limits.slots, limits.max_seq_len, limits.page_size)
+        self.ledger = Ledger(limits.pages, keep=limits.prefix_cache)
+        self.line = WaitingLine(limits)
+        self.counts = NodeCounts()
+        self._pipeline = pipeline
+        self._replays = replays
+        self._floor, self._bind_bytes = limits.chunk_floor, limits.bind_bytes
+        self._prefill = Prefill(limits, self.slots, self.ledger, PREFILL)
+        self._decodes = Decodes(limits, self.slots, self.ledger, DECODE)
+        self._filing = Filing(limits, self.slots, self.ledger, salt)
+        self._stop = TokenStop()
+        target = limits.target_itl_ns
+        self._budget = StepBudget(limits.batch_tokens, self._floor, target) if target else None
+        self._running: NDArray[np.int8] = np.zeros(limits.slots, np.int8)
+        self._running.flags.writeable = False
+        self._slot_of: dict[int, int] = {}
+        self._messages: dict[int, Admit] = {}
+        self._drops: list[int] = []
+        self._leaving: set[int] = set()
+        self._preempting: set[int] = set()
+        self._returning_pages = 0
+        self._scored = 0
+        self._ends = 0
+        self._last_walk = DECODE
+        self._blocked = (0, -1)
+
+    # ---- who is here -------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether something runs, waits or has to be dropped: a step may be planned."""
+        return bool(self._slot_of or self._drops or self.line)
+
+    @property
+    def running(self) -> int:
+        """Sequences in slots."""
+        return len(self._slot_of)
+
+    def requests(self) -> list[int]:
+        """Every sequence that runs or waits here."""
+        return [*self._slot_of, *self.line.requests()]
+
+    def abort(self, request: int) -> bool:
+        """Forget ``request``; False if it is not here."""
+        slot = self._slot_of.get(request)
+        if slot is not None:
+            self._ends += 1
+            self._end(slot)
+        elif not self.line.remove(request):
+            return False
+        self.counts.aborted += 1
+        return True
+
+    # ---- one step ----------------------------------------------------------------------------
+
+    def plan(self, draft: StepDraft) -> tuple[StepPlan, NodeStep] | None:
+        """Fill ``draft``; None, and nothing written, when there is nothing to run."""
+        seq = draft.seq
+        decodes = self._decodes
+        decodes.grow(draft, self._make_room)
+        self._write_drops(draft)
+        mixes = self.limits.mixes
+        prefill_first = not mixes and self._last_walk == DECODE
+        rows = NO_ROWS if prefill_first else decodes.write(draft)
+        plain = draft.n_rows
+        binds: list[Bind] = []
+        chunks: list[Chunk] = []
+        if (self.line.ready or self._prefill) and (mixes or not plain):
+            room = self._room(rows)
+            binds = self._bind_waiting(seq, room)
+            if self._prefill:
+                chunks = self._prefill.write(draft, room)
+                if chunks:
+                    rows = self._start_finals(draft, rows, chunks, plain)
+        if prefill_first and not chunks:
+            rows = decodes.write(draft)
+            plain = draft.n_rows
+        n = draft.n_rows
+        if not n and not draft.n_drops and not binds:
+            return None
+        self._last_walk = walk = DECODE if n == plain else MIXED if plain else PREFILL
+        logprobs = self._scored > 0 and bool(np.count_nonzero(self.slots.logprobs[rows.slots]))
+        plan = draft.seal(
+            node=self.index,
+            walk=walk,
+            bucket=0,
+            flags=FLAG_LOGPROBS if logprobs else 0,
+            chunked=n > plain,
+            tail=StepTail(tuple(binds)) if binds else None,
+        )
+        if self._drops:
+            for slot in self._drops:
+                self._pipeline.retire(seq, (self, slot))
+            self._drops.clear()
+        work = None if self._budget is None else _work(self.slots, plan, plain)
+        return plan, NodeStep(rows, chunks, self._ends, logprobs, work)
+
+    def land(self, step: NodeStep, result: StepResult) -> Landed:
+        """``step``, the oldest of this node's in flight, has landed: stop checks, what to emit."""
+        failed: list[RowFailed] = []
+        batch = None
+        if result.failed is not None:
+            slots = (*step.rows.slots.tolist(), *(chunk.slot for chunk in step.chunks))
+            failed += self._fail(slots, result.failed)
+        else:
+            for slot, message in result.failed_slots.items():
+                failed += self._fail((slot,), message)
+            if step.chunks:
+                self._land_chunks(step.chunks)
+            if step.rows.slots.size:
+                batch = self._settle(step, result)
+            if step.work is not None and self._budget is not None and step.work.rows:
+                self._budget.observe(step.work, result.elapsed_ns)
+        return Landed(batch, failed)
+
+    # ---- the parts of a plan -----------------------------------------------------------------
+
+    def _room(self, rows: DecodeRows) -> int:
+        """Tokens that may prefill beside these decode rows."""
+        limits = self.limits
+        most, plain = limits.batch_tokens, rows.slots.size
+        if plain:
+            if self._budget is not None:
+                context = int(self.slots.base[rows.slots].sum()) + int(rows.counter.sum())
+                most = self._budget.tokens(StepWork(plain, plain, context))
+            if limits.prefill_cap:
+                most = min(most, plain + limits.prefill_cap)
+        return most - plain
+
+    def _make_room(self, pages: int) -> None:
+        """Preempt the youngest rows until ``pages`` pages are on their way back; the oldest always stays."""
+        while self._returning_pages + self.ledger.available < pages:
+            candidates = [slot for slot in self._slot_of.values() if slot not in self._leaving]
+            if len(candidates) < 2:
+                return
+            victim = max(candidates, key=self.slots.order.__getitem__)
+            self.counts.preempted += 1
+            self._preempting.add(victim)
+            self._leave(victim)
+
+    def _write_drops(self, draft: StepDraft) -> None:
+        drops = self._drops
+        if drops:
+            owner = self.slots.owner
+            for place, slot in enumerate(drops):
+                draft.drops[place] = owner[slot]
+            draft.n_drops = len(drops)
+
+    def _bind_waiting(self, seq: int, room: int) -> list[Bind]:
+        """Admit who waits, by age, while slots, pages and the step have room.
+
+        Nobody enters while a row lacks a page, or while a preempted row is still on its way back to
+        the line: the pages that it left are not for those behind it. Who does not fit is looked at again
+        when pages have come or gone.
+        """
+        binds: list[Bind] = []
+        if room < 1 or self._decodes.stalled or self._preempting:
+            return binds
+        most = max(1, room // self._floor)
+        tail, ledger = self._bind_bytes, self.ledger
+        while self.slots.free and len(binds) < most:
+            entry = self.line.head()
+            if entry is None or self._blocked == (entry.order, ledger.available):
+                break
+            tail -= bind_bytes(entry.message)
+            if tail < 0:
+                break
+            horizon = self._horizon(entry)
+            match = ledger.match(entry.digests, (entry.tokens.size - 1) // self.limits.page_size)
+            if horizon - match.pages + match.idle > ledger.available:
+                self._blocked = (entry.order, ledger.available)
+                break
+            source = self._publish(entry, seq)
+            if source is None:
+                break
+            leased = ledger.lease(entry.digests, match.pages)
+            binds.append(self._bind(entry, source, horizon, leased))
+            self.line.advance()
+        return binds
+
+    def _horizon(self, entry: Waiting) -> int:
+        """Pages for the whole input and the next tokens of ``entry``."""
+        message, size = entry.message, entry.tokens.size
+        most = message.prompt_tokens + message.max_tokens - 1
+        return self.limits.pages_of(max(size, min(size + self.limits.horizon_tokens, most)))
+
+    def _publish(self, entry: Waiting, seq: int) -> Input | None:
+        """Where every rank reads the input of ``entry`` when it runs step ``seq``; None: no room now."""
+        if entry.release is not None:
+            self._pipeline.lend(seq, entry.release)
+            return Input(0, PROMPTS_SLAB, entry.message.prompt)
+        replays, tokens = self._replays, entry.tokens
+        try:
+            handle = replays.lease(tokens.nbytes)
+        except SlabExhausted:
+            return None
+        replays.view(handle)[: tokens.nbytes] = tokens.view(np.uint8).data
+        self._pipeline.lend(seq, lambda: replays.release(handle))
+        return Input(0, REPLAYS_SLAB, handle)
+
+    def _bind(self, entry: Waiting, source: Input, horizon: int, leased: NDArray[np.int32]) -> Bind:
+        """Put ``entry`` into the lowest free slot, its first pages being ``leased``."""
+        message, slots, total = entry.message, self.slots, entry.tokens.size
+        sampling, cached = message.sampling, leased.size
+        slot = slots.take()
+        slots.owner[slot] = message.request
+        slots.attempt[slot] = message.attempt
+        slots.live[slot] = True
+        slots.base[slot] = message.prompt_tokens
+        slots.planned[slot] = entry.accepted
+        slots.cap[slot] = message.max_tokens
+        slots.table[slot, :cached] = leased
+        slots.pages[slot] = cached
+        slots.horizon[slot] = horizon
+        slots.order[slot] = entry.order
+        slots.history[slot, :total] = entry.tokens
+        slots.history_base[slot] = slot * slots.max_tokens + message.prompt_tokens
+        if sampling.logprobs >= 0:
+            slots.logprobs[slot] = True
+            self._scored += 1
+        self.ledger.promise(horizon - cached)
+        self._stop.bind(slot, message.stop_ids)
+        self._filing.bind(slot, entry.digests, cached, message.prompt_tokens)
+        self._slot_of[message.request] = slot
+        self._messages[slot] = message
+        start = cached * self.limits.page_size
+        self._prefill.start(slot, start, total)
+        self.counts.prompted += total
+        self.counts.cached_tokens += start
+        return Bind(
+            message.request,
+            slot,
+            message.attempt,
+            total,
+            entry.accepted,
+            message.max_tokens,
+            (source,),
+            sampling,
+            message.stop_ids,
+            message.min_tokens,
+        )
+
+    def _start_finals(
+        self, draft: StepDraft, rows: DecodeRows, chunks: list[Chunk], first: int
+    ) -> DecodeRows:
+        """The rows whose token leaves, now with those whose input ends in this step."""
+        ending: list[int] = []
+        finals = 0
+        for place, chunk in enumerate(chunks, first):
+            if chunk.final:
+                finals += 1
+                if not self._decodes.start(chunk.slot):
+                    ending.append(place)
+        if not finals:
+            return rows
+        n = draft.n_rows
+        columns = draft.rows
+        places = columns[SAMPLES, :n].nonzero()[0]
+        slots = columns[SLOT][places].astype(np.int64)
+        if ending and places.size < n:
+            ending = np.searchsorted(places, ending).tolist()
+        return DecodeRows(
+            slots,
+            draft.request[places],
+            self.slots.planned[slots] - _ONE,
+            np.append(rows.ending, ending).astype(np.int64) if ending else rows.ending,
+        )
+
+    # ---- landing -----------------------------------------------------------------------------
+
+    def _land_chunks(self, chunks: list[Chunk]) -> None:
+        live = self.slots.live
+        for chunk in chunks:
+            if live[chunk.slot]:
+                self._filing.chunk(chunk.slot, chunk.end)
+                if chunk.final:
+                    self.line.call(int(self.slots.owner[chunk.slot]))
+
+    def _settle(self, step: NodeStep, result: StepResult) -> TokenBatch | None:
+        """Take the step's tokens: stop checks over the live rows, the batch for their owners."""
+        slots, counts = self.slots, self.counts
+        rows, request, index, ending = step.rows
+        n = rows.size
+        codes = self._running[:n]
+        if ending.size:
+            codes = codes.copy()
+            codes[ending] = LENGTH
+        if self._ends != step.ends:
+            live = slots.live[rows]
+            rows, request, index, codes = rows[live], request[live], index[live], codes[live]
+            counts.stale += n - rows.size
+            n = rows.size
+            if not n:
+                return None
+        tokens = result.tokens[rows]
+        slots.flat_history[slots.history_base[rows] + index] = tokens
+        self._filing.decodes(rows, index)
+        stopped = self._stop.hits(rows, tokens)
+        if stopped:
+            self._ends += len(stopped)
+            codes = codes.copy()
+            codes[stopped] = STOP
+        counts.generated += n
+        batch = TokenBatch(request, slots.attempt[rows], index, tokens, codes)
+        if step.logprobs and result.logprob is not None:
+            assert result.top_ids is not None
+            assert result.top_logprobs is not None
+            score = result.logprob[rows]
+            score[~slots.logprobs[rows]] = np.nan
+            batch = batch._replace(
+                logprob=score, top_ids=result.top_ids[rows], top_logprobs=result.top_logprobs[rows]
+            )
+        if stopped or ending.size:
+            over = codes != RUNNING
+            for slot, before in zip(rows[over].tolist(), index[over].tolist(), strict=True):
+                counts.finished += 1
+                self._filing.row(slot, (int(slots.base[slot]) + before) // self.limits.page_size)
+                self._end(slot)
+        return batch
+
+    def _fail(self, rows: Iterable[int], message: str) -> list[RowFailed]:
+        """End the rows in these slots that still count."""
+        slots = self.slots
+        failed = []
+        for slot in rows:
+            if slots.live[slot]:
+                self.counts.failed += 1
+                self._ends += 1
+                failed.append(RowFailed(int(slots.owner[slot]), int(slots.attempt[slot]), message))
+                self._end(slot)
+        return failed
+
+    def _end(self, slot: int) -> None:
+        """Nothing of ``slot`` counts any more; it leaves with the next plan unless it is leaving already."""
+        self.slots.live[slot] = False
+        request = int(self.slots.owner[slot])
+        del self._slot_of[request]
+        self.line.succeed(request)
+        if slot not in self._leaving:
+            self._leave(slot)
+
+    def _leave(self, slot: int) -> None:
+        """Drop ``slot`` in the next plan and take back what was only promised to it."""
+        slots = self.slots
+        self._decodes.leave(slot)
+        self._prefill.leave(slot)
+        pages = int(slots.pages[slot])
+        self.ledger.withdraw(int(slots.horizon[slot]) - pages)
+        slots.horizon[slot] = pages
+        self._returning_pages += pages
+        self._leaving.add(slot)
+        self._drops.append(slot)
+
+    def return_slot(self, slot: int) -> None:
+        """The last step that names ``slot`` has landed: all of it is free; a preempted row queues again."""
+        slots = self.slots
+        message = self._messages.pop(slot)
+        self._scored -= message.sampling.logprobs >= 0
+        self._stop.release(slot)
+        digests = self._filing.release(slot)
+        if slots.live[slot]:
+            accepted = int(slots.planned[slot])  # whatever was planned for it has landed
+            tokens = slots.history[slot, : message.prompt_tokens + accepted].copy()
+            if len(digests) < DIGEST_BYTES * (message.prompt_tokens // self.limits.page_size):
+                digests = b""
+            self.line.rejoin(Waiting(int(slots.order[slot]), message, tokens, digests, accepted, None))
+            del self._slot_of[message.request]
+        pages = int(slots.pages[slot])
+        self.ledger.give(slots.table[slot, :pages])
+        self._returning_pages -= pages
+        self._leaving.discard(slot)
+        self._preempting.discard(slot)
+        slots.give(slot)
+
+
+def _work(slots: Slots, plan: StepPlan, plain: int) -> StepWork:
+    """What ``plan`` costs: ``plain`` decode rows, then chunks."""
+    rows = plan.slot[:plain]
+    context = int(slots.base[rows].sum()) + int(plan.counter[:plain].sum())
+    tokens = plain
+    if plan.chunk_starts.size:
+        starts, ends = plan.chunk_starts[plain:], plan.chunk_ends[plain:]
+        lengths = ends - starts
+        tokens += int(lengths.sum())
+        context += int((lengths.astype(np.int64) * ends).sum())
+    return StepWork(tokens, plan.slot.size, context)
