@@ -13,6 +13,7 @@ __all__ = ["add_arguments", "run"]
 
 # Longest a server may take to answer, in seconds.
 PATIENCE = 10.0
+_OF_PAGES = ("pages_total", "pages_free", "pages_cached", "evicted", "preempted", "refused")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,8 +58,21 @@ def _show(status: dict[str, Any]) -> None:
         print()
         print_table([head, *rows], indent="  ")
     _section("requests", status.get("requests") or {})
-    for rank, figures in (status.get("ranks") or {}).items():
-        _section(rank, figures)
+    ranks = status.get("ranks") or {}
+    _pages(ranks)
+    for rank, figures in ranks.items():
+        _section(rank, {name: value for name, value in figures.items() if name not in _OF_PAGES})
+
+
+def _pages(ranks: dict[str, dict[str, Any]]) -> None:
+    """A line a rank: its KV pages, which add up, and what it did about those that it lacked."""
+    rows = []
+    for rank, figures in ranks.items():
+        total, free, cached, *counts = (figures.get(name, 0) for name in _OF_PAGES)
+        rows.append((rank, total, free, cached, total - free - cached, *counts))
+    if rows:
+        print()
+        print_table([("pages", "total", "free", "cached", "held", *_OF_PAGES[3:]), *rows], indent="  ")
 
 
 def _section(title: str, figures: dict[str, Any]) -> None:
