@@ -67,8 +67,8 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``step_ns`` and ``row_ns`` are the leader's per step and row. ``submit_ns`` passes between a client's
     request and the leader's knowing it, ``submit_token_ns`` more for every token of its prompt;
-    ``deliver_ns`` between a step's landing and the client's having its tokens. ``hidden``: the host plans
-    the next step while the device runs this one; False where the device is the host.
+    ``deliver_ns`` between a step's landing and the client's having its tokens. ``inline``: the device is
+    the host, as on a CPU, and a step runs where it is launched.
     """
 
     step_ns: Amount = 0.0
@@ -76,7 +76,7 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     submit_ns: Amount = 0.0
     submit_token_ns: Amount = 0.0
     deliver_ns: Amount = 0.0
-    hidden: bool = True
+    inline: bool = False
 
     def ns(self, rows: int) -> int:
         """The leader's time for a step of ``rows`` rows."""

@@ -1,0 +1,1 @@
+"""Costs, workloads and predictions of the simulator."""
