@@ -136,11 +136,22 @@ class NullRank(SlotState):
 
     # ---- what a test does --------------------------------------------------------------------
 
-    def admit(self, request: int, prompt: int = 5, max_tokens: int = 4, **extra: object) -> None:
-        tokens = np.arange(prompt, dtype=np.int32) + 1000 * request
+    def admit(
+        self,
+        request: int,
+        prompt: int = 5,
+        max_tokens: int = 4,
+        *,
+        family: int | None = None,
+        shared: bool = True,
+        **extra: object,
+    ) -> None:
+        """``family``: prompts of one family begin alike. Not ``shared``: without digests of its pages."""
+        tokens = np.arange(prompt, dtype=np.int32) + 1000 * (request if family is None else family)
         fields: dict[str, Any] = {"prompt_tokens": prompt, "max_tokens": max_tokens, **extra}
         handle = SlabHandle(request, 0, tokens.nbytes)
-        digests = page_digests(tokens, self.limits.page_size, SALT) if self.limits.prefix_cache else b""
+        key = SALT if self.limits.prefix_cache else SALT + bytes([request % 256])
+        digests = page_digests(tokens, self.limits.page_size, key) if shared else b""
         message = Admit(request=request, attempt=0, prompt=handle, sampling=Sampling(), **fields)
         for sequence in message.sequences():
             self.prompts[sequence.request] = tokens

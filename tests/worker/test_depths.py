@@ -81,7 +81,8 @@ def test_tokens_do_not_change_when_rows_are_preempted(tiny_model_dir: Path, dept
     asked = [prompt._replace(max_tokens=60) for prompt in prompts(10, SEEDED, longest=30)]
     roomy = tokens(rank(tiny_model_dir, depth).generate(asked))
     tight = rank(tiny_model_dir, depth, page_size=4, max_seq_len=96, horizon_tokens=4)
-    tight.scheduler.nodes[0].ledger.withdraw(-(tight.engine.limits.pages - 48))  # all but 48 pages are spoken for
+    spoken_for = tight.engine.limits.pages - 48
+    tight.scheduler.nodes[0].ledger.promise(spoken_for)
     answers = tight.generate(asked)
     assert tight.scheduler.statistics().preempted > 0
     assert tokens(answers) == roomy
