@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol, Self
 
 from mstar.graph.policy import NO_CHUNKING, ChunkingPolicy
@@ -142,7 +142,7 @@ class ChunkingManagement:
         self._submodules = submodules
         self._policies: dict[tuple[str, str], ChunkingPolicy] | None = None
         self._budgets: dict[tuple[str, str], int | None] = {}
-        self._combined: dict[str, tuple[str, ...]] = {}
+        self._combined: dict[tuple[str, str], tuple[str, ...]] = {}
         self._mixed: frozenset[str] = frozenset()
         self._whole: frozenset[str] = frozenset()
         self._floor = DEFAULT_MIN_CHUNK_TOKENS
@@ -165,7 +165,7 @@ class ChunkingManagement:
         self,
         overrides: Mapping[str, int | Mapping[str, int | None] | None],
         walks: Mapping[str, Collection[str]] | Collection[str],
-        combined_walk_of: Mapping[str, str] | None = None,
+        combined_walk_of: Callable[[str, str], str | None] | Mapping[str, str] | None = None,
         override_mixed: Collection[str] = (),
         no_chunking: Mapping[str, str] | Collection[str] = (),
         min_chunk_tokens: int = DEFAULT_MIN_CHUNK_TOKENS,
@@ -175,11 +175,12 @@ class ChunkingManagement:
         ``overrides`` gives by node a number for every walk that the model budgets there, None to turn
         chunking off, or by walk a number or None. All numbers are tokens of one step, at least 1.
         ``walks`` are the walks that run each node of the model, or simply all walks where every node runs
-        in each; nodes of other engines may stand in both. ``combined_walk_of`` maps a walk to the combined
-        walk whose steps its rows run in, under the combined walk's budget. The walk's own budget counts
-        there on nodes in ``override_mixed`` alone, as a cap on its rows (``walk_caps``); on other nodes
-        the combined walk has to be named. Nodes in ``no_chunking`` are chunked nowhere, for the reason
-        that a mapping gives, which is logged; budgets for them are checked and have no effect.
+        in each; nodes of other engines may stand in both. ``combined_walk_of`` gives the combined walk whose
+        steps the rows of a walk run in, under the combined walk's budget: by (node, walk), or as a mapping
+        that holds on nodes that all of the combined walks run. The walk's own budget counts there on nodes
+        in ``override_mixed`` alone, as a cap on its rows (``walk_caps``); on other nodes the combined walk
+        has to be named. Nodes in ``no_chunking`` are chunked nowhere, for the reason that a mapping gives,
+        which is logged; budgets for them are checked and have no effect.
 
         Each call starts from the declared budgets; one that raises changes nothing. Raises
         PoliciesNotSet, UnknownNode, UnknownWalk, UnbudgetedWalk, MixedWalkOverride and BudgetOutOfRange.
@@ -189,8 +190,7 @@ class ChunkingManagement:
                 "set_budgets came before set_policies, whose budgets it overrides; call it after"
             )
         floor = _tokens("min_chunk_tokens", min_chunk_tokens)
-        combined_walk_of = combined_walk_of or {}
-        known = self._known_walks(walks, combined_walk_of)
+        known, combined = self._known_walks(walks, combined_walk_of)
         for node, override in overrides.items():
             _check_node(f"max_batch_tokens.{node} is {_shown(override)}", node, known)
         for setting, names in (("override_mixed", override_mixed), ("no_chunking", no_chunking)):
@@ -198,15 +198,13 @@ class ChunkingManagement:
                 _check_node(f"{setting} names {node!r}", node, known)
         budgets = {key: policy.max_batch_tokens for key, policy in self._policies.items()}
         for node, override in overrides.items():
-            for walk, budget in self._overridden(
-                node, override, known[node], combined_walk_of, override_mixed
-            ):
+            for walk, budget in self._overridden(node, override, known[node], combined, override_mixed):
                 budgets[node, walk] = budget
         self._budgets = budgets
-        members: dict[str, list[str]] = {}
-        for walk, combined in combined_walk_of.items():
-            members.setdefault(combined, []).append(walk)
-        self._combined = {combined: tuple(inside) for combined, inside in members.items()}
+        inside: dict[tuple[str, str], list[str]] = {}
+        for (node, walk), label in combined.items():
+            inside.setdefault((node, label), []).append(walk)
+        self._combined = {key: tuple(members) for key, members in inside.items()}
         self._mixed, self._whole, self._floor = frozenset(override_mixed), frozenset(no_chunking), floor
         for node in no_chunking:
             if any(policy.chunkable for (name, _), policy in self._policies.items() if name == node):
@@ -214,28 +212,33 @@ class ChunkingManagement:
                 _log.warning("node %s is not chunked and runs every prompt in one step: %s", node, reason)
 
     def _known_walks(
-        self, walks: Mapping[str, Collection[str]] | Collection[str], combined_walk_of: Mapping[str, str]
-    ) -> dict[str, set[str]]:
-        """By node the walks it may be asked about: those that run it, combine them, or are declared."""
-        policies = self._policies or {}
+        self,
+        walks: Mapping[str, Collection[str]] | Collection[str],
+        combined_walk_of: Callable[[str, str], str | None] | Mapping[str, str] | None,
+    ) -> tuple[dict[str, set[str]], dict[tuple[str, str], str]]:
+        """By node the walks it may be asked about, and by (node, walk) the combined walk, if any."""
+        declared = list(self._policies or {})
+        nodes = dict.fromkeys((*self._submodules, *(node for node, _ in declared)))
         if isinstance(walks, Mapping):
-            known = {node: set(names) for node, names in walks.items()}
+            known = {node: set(walks.get(node, ())) for node in (*nodes, *walks)}
         else:
-            known = {node: set(walks) for node in (*self._submodules, *(node for node, _ in policies))}
-        for node in self._submodules:
-            known.setdefault(node, set())
-        for node, walk in policies:
-            known.setdefault(node, set()).add(walk)
-        for names in known.values():
-            names.update([combined_walk_of[walk] for walk in names if walk in combined_walk_of])
-        return known
+            known = {node: set(walks) for node in nodes}
+        combined: dict[tuple[str, str], str] = {}
+        for node, names in known.items():
+            for walk in sorted(names):
+                label = _label(node, walk, names, combined_walk_of)
+                if label is not None:
+                    combined[node, walk] = label
+        for node, walk in (*declared, *((node, label) for (node, _), label in combined.items())):
+            known[node].add(walk)
+        return known, combined
 
     def _overridden(
         self,
         node: str,
         override: int | Mapping[str, int | None] | None,
         known: Collection[str],
-        combined_walk_of: Mapping[str, str],
+        combined: Mapping[tuple[str, str], str],
         override_mixed: Collection[str],
     ) -> Iterator[tuple[str, int | None]]:
         """The walks of ``node`` that an override is for, each with its budget."""
@@ -257,15 +260,16 @@ class ChunkingManagement:
                     f"{_allowed(walk, known)}"
                 )
             if walk not in budgeted:
+                free = [name for name in budgeted if (node, name) not in combined or node in override_mixed]
                 raise UnbudgetedWalk(
                     f"{path}.{walk} is {_shown(value)}, but the model does not budget that walk, so it would "
-                    f"do nothing; allowed are {', '.join(sorted(budgeted)) or 'none'}"
+                    f"do nothing; allowed are {', '.join(sorted(free)) or 'none'}"
                 )
-            if walk in combined_walk_of and node not in override_mixed:
-                combined = combined_walk_of[walk]
+            if (node, walk) in combined and node not in override_mixed:
+                label = combined[node, walk]
                 raise MixedWalkOverride(
-                    f"{path}.{walk} is {_shown(value)}, but rows of {walk} run in steps of {combined}, under "
-                    f"its budget, so it would do nothing; set {path}.{combined} instead"
+                    f"{path}.{walk} is {_shown(value)}, but rows of {walk} run in steps of {label}, under "
+                    f"its budget, so it would do nothing; set {path}.{label} instead"
                 )
             yield walk, None if value is None else _tokens(f"{path}.{walk}", value)
 
@@ -317,9 +321,10 @@ class ChunkingManagement:
         Only walks with a budget of their own are in it. None for a walk that combines nothing, and on
         nodes where the budget of a walk does not count in mixed steps (``override_mixed``).
         """
-        if graph_walk not in self._combined or node_name not in self._mixed or node_name in self._whole:
+        walks = self._combined.get((node_name, graph_walk))
+        if walks is None or node_name not in self._mixed or node_name in self._whole:
             return None
-        budgets = ((walk, self._budgets.get((node_name, walk))) for walk in self._combined[graph_walk])
+        budgets = ((walk, self._budgets.get((node_name, walk))) for walk in walks)
         return {walk: budget for walk, budget in budgets if budget is not None}
 
     # ---- what runs -----------------------------------------------------------------------------
@@ -363,6 +368,19 @@ class ChunkingManagement:
     def statistics(self) -> ChunkingStatistics:
         """Inputs held now, and overruns so far."""
         return ChunkingStatistics(len(self.prepared), dict(self._overruns))
+
+
+def _label(
+    node: str,
+    walk: str,
+    names: Collection[str],
+    combined_walk_of: Callable[[str, str], str | None] | Mapping[str, str] | None,
+) -> str | None:
+    if combined_walk_of is None or not isinstance(combined_walk_of, Mapping):
+        return combined_walk_of(node, walk) if combined_walk_of else None
+    label = combined_walk_of.get(walk)
+    apart = [other for other, shared in combined_walk_of.items() if shared == label and other not in names]
+    return None if apart else label
 
 
 def _tokens(path: str, value: object) -> int:
