@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -11,12 +12,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mstar.config.schema import RankConfig
+from mstar.config.budgets import budget_overrides
+from mstar.config.digest import digest
+from mstar.config.schema import Deployment, RankConfig
+from mstar.distributed.gloo import GlooGroup
+from mstar.distributed.rendezvous import Rendezvous
+from mstar.distributed.shard import WHOLE, Shard
+from mstar.engine.chunking import DEFAULT_MIN_CHUNK_TOKENS, ChunkingManagement
 from mstar.engine.device import CpuDevice
 from mstar.engine.executor import Executor
-from mstar.engine.runner import LanguageModelRunner
+from mstar.engine.runner import NODE, LanguageModelRunner
 from mstar.engine.sampler import Sampler
 from mstar.engine.slot_table import SlotTable
+from mstar.graph.policy import ChunkingPolicy
 from mstar.messages.step import Bind
 from mstar.model.api import KVCache
 from mstar.model.choose import CpuChoice, choose_cpu, choose_layout
@@ -24,16 +32,19 @@ from mstar.model.files import ModelFiles
 from mstar.model.spec import ModelSpec, read_spec
 from mstar.model.weights import load_model
 from mstar.validation.request import MAX_SEQUENCES
-from mstar.worker.scheduler import Limits
+from mstar.worker.agreement import check_alike, model_identity, settle_choice
+from mstar.worker.limits import Limits
 
 __all__ = ["CacheTooLarge", "CacheTooSmall", "Engine", "build_engine"]
 
 _log = logging.getLogger(__name__)
 
 CPU_BATCH_TOKENS = 512
-MIN_CHUNK_TOKENS = 64
 WARM_ROWS, WARM_TOKENS = 8, 64
 """On a CPU no shape is captured: small steps touch every kernel and table that large ones use."""
+
+_WAIT_SHARE = 0.8
+"""Of the time that a stage may stand still, what a rank waits for its peers: it knows best who is missing."""
 
 
 class CacheTooSmall(Exception):
@@ -45,72 +56,172 @@ class CacheTooLarge(Exception):
 
 
 class Engine(NamedTuple):
-    """What a rank runs plans with."""
+    """What a rank runs plans with; ``group`` joins it with the other ranks of its cell, if there are any."""
 
     limits: Limits
     executor: Executor
     runner: LanguageModelRunner
+    group: GlooGroup | None
 
 
 def build_engine(
     config: RankConfig,
     inputs: Callable[[Bind], NDArray[np.int32]],
     stage: Callable[[str, int, int], None],
+    *,
+    generation: int = 1,
 ) -> Engine:
-    """Load the model and warm it up. Raises CacheTooSmall, CacheTooLarge, and what loading raises."""
+    """Load this rank's part of the model and warm it up, in step with the other ranks of its cell.
+
+    ``generation`` counts the starts of the cell. Raises CacheTooSmall, CacheTooLarge, ConfigMismatch,
+    PeerMissing, CollectiveFailed, and what loading raises.
+    """
     deployment = config.deployment
     directory = Path(config.model_directory)
+    shard = Shard(config.rank, config.world) if config.world > 1 else WHOLE
     stage("reading the model", 0, 0)
     spec = read_spec(directory)
-    device = torch.device("cpu")
+    rendezvous = None
+    if config.world > 1:
+        stage("meeting the other ranks", 0, 0)
+        patience = _WAIT_SHARE * deployment.stage_timeout
+        rendezvous = Rendezvous(config.group, shard, round=generation, timeout=patience)
     stage("choosing dtype and threads", 0, 0)
-    dtype, threads, layout = _choose(spec, deployment.dtype, deployment.threads)
+    dtype, threads, layout = _choose(spec, deployment, shard, rendezvous)
     torch.set_num_threads(threads)
+    chunking = _chunking(deployment)
+    limits = _limits(deployment, spec, dtype, shard, chunking)
+    group = None
+    if rendezvous is not None:
+        facts = {
+            "configuration": digest(deployment, config.model_directory, config.world),
+            "configuration that it was handed": config.digest,
+            "model": model_identity(directory),
+            "limits": str(limits),
+            "program": str(chunking.statistics()),
+        }
+        stage("comparing with the other ranks", 0, 0)
+        check_alike(rendezvous, facts)
+        group = GlooGroup(rendezvous)
     stage("loading weights", 0, 0)
     _log.info(
         "runs in %s on %d threads, weights %s", str(dtype).removeprefix("torch."), threads, layout.value
     )
-    model = load_model(ModelFiles(config.model_name, directory), dtype=dtype, device=device, layout=layout)
-    max_seq_len = min(deployment.max_seq_len or spec.max_position, spec.max_position)
-    page_size = deployment.page_size
-    pages = deployment.kv_cache_bytes // KVCache.nbytes_per_page(spec, page_size, dtype)
-    needed = -(-max_seq_len // page_size)
-    if pages < needed:
-        raise CacheTooSmall(
-            f"kv_cache_bytes {deployment.kv_cache_bytes} holds {pages * page_size} tokens, one sequence of"
-            f" max_seq_len {max_seq_len} needs more: raise --kv-cache-bytes or lower --max-model-len"
-        )
-    slots = deployment.max_num_seqs
-    batch_tokens = max(deployment.max_batch_tokens or CPU_BATCH_TOKENS, slots)
-    limits = Limits(
-        slots=slots,
-        max_seq_len=max_seq_len,
-        pages=pages,
-        page_size=page_size,
-        batch_tokens=batch_tokens,
-        min_chunk_tokens=min(MIN_CHUNK_TOKENS, batch_tokens),
-        depth=deployment.pipeline_depth,
-        max_waiting=2 * max(deployment.max_concurrent_requests, slots) + MAX_SEQUENCES,
-    )
+    device = torch.device("cpu")
+    files = ModelFiles(config.model_name, directory)
+    model = load_model(files, dtype=dtype, device=device, shard=shard, group=group, layout=layout)
+    page_size, slots = limits.page_size, limits.slots
     stage("allocating the KV cache", 0, 0)
     try:
-        kv = KVCache.allocate(spec, pages, page_size, dtype, device)
+        kv = KVCache.allocate(spec, limits.pages, page_size, dtype, device, shard=shard)
     except OSError as error:
         raise CacheTooLarge(
             f"kv_cache_bytes {deployment.kv_cache_bytes} is more memory than this process may have"
             f" ({error.strerror}): lower --kv-cache-bytes, or raise the limit (ulimit -v)"
         ) from error
-    table = SlotTable(slots, (needed,))
-    sampler = Sampler(slots, spec.vocab_size, device)
-    runner = LanguageModelRunner(model, kv, sampler, table, page_size=page_size, max_seq_len=max_seq_len)
-    executor = Executor([table], [runner], CpuDevice(slots, limits.depth, runner.forward), inputs)
+    table = SlotTable(slots, (limits.pages_of(limits.max_seq_len),))
+    runner = LanguageModelRunner(
+        model,
+        kv,
+        Sampler(slots, spec.vocab_size, device),
+        table,
+        page_size=page_size,
+        max_seq_len=limits.max_seq_len,
+        chunking=chunking,
+        walks=WALKS,
+    )
+    cpu = CpuDevice(slots, limits.depth, runner.forward, lockstep=config.world > 1)
+    executor = Executor([table], [runner], cpu, inputs)
     stage("warming up", 0, 0)
-    runner.warm_up(min(slots, WARM_ROWS), min(batch_tokens, WARM_TOKENS))
-    return Engine(limits, executor, runner)
+    runner.warm_up(min(slots, WARM_ROWS), min(limits.batch_tokens, WARM_TOKENS))
+    return Engine(limits, executor, runner, group)
 
 
-def _choose(spec: ModelSpec, dtype: str, threads: int | None) -> CpuChoice:
-    """What the deployment says, and for the rest what this CPU was measured to run best with."""
+WALKS = ("prefill", "decode", "prefill_decode")
+
+
+class _Chunkable:
+    """The runner's say on its node: a prompt may be cut anywhere."""
+
+    def chunkable(self, graph_walk: str) -> bool:
+        return True
+
+
+def _chunking(deployment: Deployment) -> ChunkingManagement:
+    """What the model declares of chunks and budgets, and what the deployment makes of it."""
+    prefill, _, mixed = WALKS
+    policy = ChunkingPolicy(CPU_BATCH_TOKENS, chunkable=True, can_override_mixed_max_tokens=True)
+    chunking = ChunkingManagement({NODE: _Chunkable()})
+    chunking.set_policies({(NODE, prefill): policy, (NODE, mixed): policy})
+    whole = [
+        group
+        for group in deployment.node_groups
+        if group.sp_size > 1 and (not group.node_names or NODE in group.node_names)
+    ]
+    reason = f"it runs with sequence parallelism (sp_size {whole[0].sp_size})" if whole else ""
+    chunking.set_budgets(
+        budget_overrides(deployment.max_batch_tokens, {NODE: (prefill, mixed)}),
+        {NODE: WALKS},
+        dict.fromkeys(WALKS[:2], mixed),
+        (NODE,),
+        {NODE: reason} if whole else {},
+        deployment.min_chunk_tokens or DEFAULT_MIN_CHUNK_TOKENS,
+    )
+    return chunking
+
+
+def _limits(
+    deployment: Deployment, spec: ModelSpec, dtype: torch.dtype, shard: Shard, chunking: ChunkingManagement
+) -> Limits:
+    """What bounds the node, from facts that are the same on every rank. Raises CacheTooSmall."""
+    prefill, _, mixed = WALKS
+    max_seq_len = min(deployment.max_seq_len or spec.max_position, spec.max_position)
+    page_size, slots = deployment.page_size, deployment.max_num_seqs
+    page_bytes = shard.world * KVCache.nbytes_per_page(spec, page_size, dtype, shard=shard)
+    pages = deployment.kv_cache_bytes // page_bytes
+    if pages < -(-max_seq_len // page_size):
+        raise CacheTooSmall(
+            f"kv_cache_bytes {deployment.kv_cache_bytes} holds {pages * page_size} tokens, one sequence of"
+            f" max_seq_len {max_seq_len} needs more: raise --kv-cache-bytes or lower --max-model-len"
+        )
+    chunked = chunking.chunkable(NODE, prefill)
+    budget = chunking.max_batch_tokens(NODE, mixed) or CPU_BATCH_TOKENS
+    batch_tokens = max(budget, slots)
+    caps = chunking.walk_caps(NODE, mixed) or {}
+    cap = caps.get(prefill, 0)
+    return Limits(
+        slots=slots,
+        max_seq_len=max_seq_len,
+        pages=pages,
+        page_size=page_size,
+        batch_tokens=batch_tokens,
+        min_chunk_tokens=chunking.min_chunk_tokens(batch_tokens),
+        depth=deployment.pipeline_depth,
+        max_waiting=2 * max(deployment.max_concurrent_requests, slots) + MAX_SEQUENCES,
+        chunked=chunked,
+        prefix_cache=deployment.prefix_cache,
+        prefill_cap=cap if chunked and cap < batch_tokens else 0,
+        target_itl_ns=round((deployment.target_itl_ms or 0) * 1e6),
+    )
+
+
+def _choose(
+    spec: ModelSpec, deployment: Deployment, shard: Shard, rendezvous: Rendezvous | None
+) -> CpuChoice:
+    """What the deployment says, and for the rest what this CPU was measured to run best with.
+
+    Ranks of one cell share the cores, and all take what rank 0 chooses.
+    """
+    if rendezvous is None:
+        return _chosen(spec, deployment.dtype, deployment.threads)
+    choice = None
+    if shard.rank == 0:
+        cores = len(os.sched_getaffinity(0))
+        choice = _chosen(spec, deployment.dtype, deployment.threads or max(1, cores // shard.world))
+    return settle_choice(rendezvous, choice)
+
+
+def _chosen(spec: ModelSpec, dtype: str, threads: int | None) -> CpuChoice:
     named = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if dtype == "auto" or threads is None:
         found = choose_cpu(spec)
