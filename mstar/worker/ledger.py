@@ -13,6 +13,9 @@ __all__ = ["Ledger", "LedgerStatistics", "Match"]
 
 Pages = NDArray[np.int32]
 
+_RESERVE = 64
+"""One page in so many is evicted ahead of need, at most so many at once: looking for one costs more."""
+
 
 class Match(NamedTuple):
     """Leading pages of a prompt that are in the index, and how many of them nobody holds now.
@@ -107,7 +110,7 @@ class Ledger:
             raise RuntimeError(f"{count} pages taken, {counts}")
         if top < 0:
             self._evict(-top)
-            top = 0
+            top = self._top - count
         self._top = top
         self.promised -= count
         self._held += count
@@ -212,7 +215,8 @@ class Ledger:
         return others
 
     def _evict(self, count: int) -> None:
-        """Put ``count`` cached pages below the free ones."""
+        """Put ``count`` cached pages, or some more, below the free ones."""
+        count = max(count, min(self._index.resting, self.total // _RESERVE, _RESERVE))
         pages = self._index.evict(count)
         self._holds[pages] = 0
         self._evicted += count

@@ -101,6 +101,18 @@ def test_free_pages_go_before_cached_ones() -> None:
     assert ledger.match(digests, 2).pages == 1
 
 
+def test_a_large_pool_evicts_some_pages_ahead_and_the_last_one_if_it_must() -> None:
+    ledger = Ledger(640)
+    ledger.give(computed(ledger, digests_of(*range(640))))
+    hold(ledger, 1)
+    assert (ledger.free, ledger.cached, ledger.held, ledger.available) == (9, 630, 1, 639)
+    hold(ledger, 9)
+    assert (ledger.free, ledger.cached) == (0, 630)
+    hold(ledger, 630)
+    assert (ledger.free, ledger.cached, ledger.held) == (0, 0, 640)
+    ledger.check()
+
+
 def test_what_is_promised_is_not_leased_away() -> None:
     ledger, digests = Ledger(4), digests_of(1, 2, 3)
     ledger.give(computed(ledger, digests))
