@@ -12,8 +12,11 @@ from mstar.worker.slots import Slots
 
 __all__ = ["Filing"]
 
-_MOST_A_ROUND = 16
-"""Pages of generated tokens that are hashed and filed after one step; what is over waits for the next."""
+_PAGES_AT_ONCE = 4
+"""So many pages of generated tokens are hashed and filed together; the rest of a row when it ends."""
+
+_MOST_ROWS = 8
+"""Rows whose pages are filed after one step; who is over waits for the next one."""
 
 
 class Filing:
@@ -31,18 +34,18 @@ class Filing:
         self._salt = salt
         self._round = limits.page_round
         self._steps_left = 0
-        self._digests: dict[int, bytearray] = {}
+        self._digests: dict[int, bytes] = {}
 
     def bind(self, slot: int, digests: bytes, leased: int, prompt_tokens: int) -> None:
         """``slot`` holds a row whose first ``leased`` pages are filed; without digests none ever is."""
         whole = len(digests) // DIGEST_BYTES >= prompt_tokens // self._page_size
         if digests or (self._grows and whole):
-            self._digests[slot] = bytearray(digests)
+            self._digests[slot] = digests
             self._slots.filed[slot] = leased
 
     def release(self, slot: int) -> bytes:
         """``slot`` is free again; returns the digests of its row."""
-        return bytes(self._digests.pop(slot, b""))
+        return self._digests.pop(slot, b"")
 
     def chunk(self, slot: int, end: int) -> None:
         """The input of ``slot`` has landed up to token ``end``."""
@@ -53,16 +56,16 @@ class Filing:
     def decodes(self, rows: NDArray[np.int64], counter: NDArray[np.int32]) -> None:
         """A step of the slots ``rows`` has landed, which had generated ``counter`` tokens before it.
 
-        Every so many steps the pages that they have filled are filed.
+        Every so many steps the rows that have filled several pages since then have them filed.
         """
         self._steps_left -= 1
         if self._steps_left >= 0 or not (self._grows and self._digests):
             return
         slots = self._slots
         full = (slots.base[rows] + counter) // self._page_size
-        due = (full > slots.filed[rows]).nonzero()[0]
-        self._steps_left = self._round - 1 if due.size <= _MOST_A_ROUND else 0
-        for place in due[:_MOST_A_ROUND].tolist():
+        due = (full >= slots.filed[rows] + _PAGES_AT_ONCE).nonzero()[0]
+        self._steps_left = self._round - 1 if due.size <= _MOST_ROWS else 0
+        for place in due[:_MOST_ROWS].tolist():
             self.row(int(rows[place]), int(full[place]))
 
     def row(self, slot: int, full: int) -> None:
@@ -71,17 +74,19 @@ class Filing:
         if digests is None:
             return
         size, known = self._page_size, len(digests) // DIGEST_BYTES
-        if full > known and self._grows and len(digests) >= DIGEST_BYTES * int(self._slots.filed[slot]):
+        if full > known and self._grows:
             tokens = self._slots.history[slot, known * size : full * size]
-            digests += page_digests(tokens, size, self._salt, bytes(digests[-DIGEST_BYTES:]))
+            digests += page_digests(tokens, size, self._salt, digests[-DIGEST_BYTES:])
+            self._digests[slot] = digests
             known = full
         self._file(slot, digests, min(full, known))
 
-    def _file(self, slot: int, digests: bytearray, full: int) -> None:
+    def _file(self, slot: int, digests: bytes, full: int) -> None:
         filed = int(self._slots.filed[slot])
         if full <= filed:
             return
-        pages = self._slots.table[slot, filed:full].tolist()
-        for place, page in enumerate(pages, filed):
-            self._ledger.file(page, bytes(digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES]))
+        file, at = self._ledger.file, filed * DIGEST_BYTES
+        for page in self._slots.table[slot, filed:full].tolist():
+            file(page, digests[at : at + DIGEST_BYTES])
+            at += DIGEST_BYTES
         self._slots.filed[slot] = full

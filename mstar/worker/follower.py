@@ -29,7 +29,7 @@ class Follower:
 
     def __init__(self, executor: Executor, steps: StepInlet) -> None:
         self.executor = executor
-        self._steps = steps
+        self.steps = steps
         self._landed = steps.next - 1
 
     def turn(self) -> bool:
@@ -37,7 +37,7 @@ class Follower:
 
         Whatever it raises (DigestMismatch, PlanMismatch, a failed forward) was posted to the leader first.
         """
-        steps = self._steps
+        steps = self.steps
         slot = steps.peek()
         if slot is not None:
             try:
@@ -52,7 +52,7 @@ class Follower:
     def _collect(self, *, flush: bool) -> None:
         """Let go of what the steps held that have landed here."""
         while (
-            self._landed + 1 < self._steps.next
+            self._landed + 1 < self.steps.next
             and self.executor.landed(self._landed + 1, flush=flush) is not None
         ):
             self._landed += 1

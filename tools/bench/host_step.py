@@ -8,10 +8,13 @@ launched, collected and emitted, as CPU time of the thread and as wall time.
 Two runs make a row: one with a clock at the ends of a step only, for the figures of whole steps, and one
 with a clock between duties, for their means. What a reading of the clock costs is measured and taken off.
 
-    python -m tools.bench.host_step [--rows 1,16,64,256] [--steps 4000] [--aligned] [--chunks] [--json FILE]
+    python -m tools.bench.host_step [--rows 1,16,64,256] [--steps 4000] [--aligned] [--chunks] [--readers N]
+        [--json FILE]
 
-``--aligned``: all rows start, cross their page borders and end in the same steps. ``--chunks``: two rows
-are in the middle of a long prompt in every step. ``--quiet US``: measure again until the thread waited
+Prompts come with the digests of their pages, so that pages are filed, cached and evicted all the time.
+``--readers``: so many more ranks listen on the step ring, each a process that validates and applies every
+step; what the leader waits for them is not counted. ``--aligned``: all rows start, cross their page borders
+and end in the same steps. ``--chunks``: two rows are in the middle of a long prompt in every step. ``--quiet US``: measure again until the thread waited
 for a core less than US microseconds a step on average, or say that it did not come to that.
 """
 
@@ -22,6 +25,7 @@ import gc
 import json
 import os
 import platform
+import select
 import signal
 import sys
 import time
@@ -36,18 +40,25 @@ from mstar.engine.device import CpuDevice
 from mstar.engine.executor import Executor, SlotState
 from mstar.engine.results import ResultSlot
 from mstar.engine.slot_table import SlotTable
+from mstar.messages.prefix import DIGEST_BYTES
 from mstar.messages.request import Admit, Sampling, control_decoder, encode_control
 from mstar.messages.step import StepPlan
 from mstar.messages.tokens import RUNNING, TokenBatch, encode_tokens
-from mstar.worker.scheduler import Limits, MicroScheduler, StepResult
+from mstar.worker.follower import Follower
+from mstar.worker.leader import Leader
+from mstar.worker.scheduler import Limits, MicroScheduler
+from shm.board import Board
+from shm.doorbell import Doorbell
 from shm.ring import Ring, RingReader, RingWriter
 from shm.slab import SlabHandle, SlabOwner, SlabPool
-from shm.steps import StepLayout, StepRing, StepWriter
+from shm.steps import StepLayout, StepReader, StepRing, StepWriter
+from shm.wait import Bell, Sleeper
 
 PAGE, PROMPT, OUT = 16, 640, 256
 CHUNK, LONG_PROMPT, LONG_ROWS = 64, 4096, 2
 BATCH_TOKENS = 8192
 STOP_ID = 2
+RING_SLOTS = 8
 WARM_UP = 300
 DUTIES = ("admit", "plan", "launch", "collect", "emit")
 
@@ -63,6 +74,7 @@ class Load(NamedTuple):
     depth: int
     aligned: bool
     chunks: bool
+    readers: int = 0
 
 
 class Figures(NamedTuple):
@@ -106,18 +118,23 @@ class NullRank:
             max_waiting=1 << 20,
         )
         grants = slots * 2 + limits.batch_tokens // PAGE
-        layout = StepLayout(slots, grants, limits.tail_bytes, load.depth + 2, 0)
-        self.steps = StepWriter(StepRing.create(layout), [])
+        ring_slots = load.depth + 2 if not load.readers else RING_SLOTS
+        layout = StepLayout(slots, grants, limits.tail_bytes, ring_slots, load.readers)
+        self._board = Board.create(load.readers + 1)
+        self._doorbells = [Doorbell.create() for _ in range(load.readers)]
+        bells = [Bell(self._board.line(i), bell) for i, bell in enumerate(self._doorbells)]
+        self.step_ring = StepRing.create(layout)
+        self.steps = StepWriter(self.step_ring, bells)
         self.replays = SlabOwner(SlabPool.create([(1 << 16, 8)]))
-        self.scheduler = MicroScheduler(limits, self.steps.begin, self.replays)
+        self.limits = limits
+        self.scheduler = MicroScheduler(limits, self.steps.begin, self.replays, salt=b"salt")
         self._rng = rng = np.random.default_rng(0)
         self._ready = [rng.integers(100, 40000, slots, dtype=np.int32) for _ in range(64)]
         self._prompts: dict[int, NDArray[np.int32]] = {
             length: rng.integers(100, 40000, length, dtype=np.int32) for length in (self._prompt, LONG_PROMPT)
         }
-        table = SlotTable(slots, (limits.pages_of(limits.max_seq_len),))
-        device = CpuDevice(slots, load.depth, self._forward)
-        self.executor = Executor([table], [NullState()], device, lambda bind: self._prompts[bind.length])
+        self.executor = self._executor()
+        self.leader = Leader(self.scheduler, self.executor, self.steps, load.readers, ring_slots)
         self.ring = Ring.create(1 << 22)
         self.writer = RingWriter(self.ring, None)
         self._request = 0
@@ -125,14 +142,43 @@ class NullRank:
         self._short = 0
         self._batch: TokenBatch | None = None
 
+    def _executor(self) -> Executor:
+        """What a rank runs steps with: the real table and bookkeeping, and no model."""
+        slots = self.limits.slots
+        table = SlotTable(slots, (self.limits.pages_of(self.limits.max_seq_len),))
+        device = CpuDevice(slots, self.load.depth, self._forward)
+        return Executor([table], [NullState()], device, lambda bind: self._prompts[bind.length])
+
+    def follow(self, index: int, parent: int) -> None:
+        """Be the rank that reads the step ring as reader ``index``, for as long as ``parent`` lives."""
+        reader = StepReader(self.step_ring, index)
+        follower, sleeper = Follower(self._executor(), reader), Sleeper(self._board.line(index))
+        fd = self._doorbells[index].fd
+        while os.getppid() == parent:
+            if follower.turn() or not sleeper.announce(reader.has_data):
+                continue
+            select.select([fd], [], [], 0.1)
+            self._doorbells[index].drain()
+            sleeper.awake()
+
     def _forward(self, plan: StepPlan, results: ResultSlot) -> None:
         results.tokens[:] = self._ready[plan.seq & 63]
 
     def _message(self, prompt: int, tokens: int) -> bytes:
         self._request += 1
         handle = SlabHandle(0, 0, 4 * prompt)
+        pages = prompt // PAGE
         return encode_control(
-            Admit(self._request, 0, handle, prompt, tokens, Sampling(temperature=0.0), (STOP_ID,))
+            Admit(
+                self._request,
+                0,
+                handle,
+                prompt,
+                tokens,
+                Sampling(temperature=0.0),
+                (STOP_ID,),
+                hashes=pages,
+            )
         )
 
     def requests(self) -> list[bytes]:
@@ -153,21 +199,19 @@ class NullRank:
 
     def step(self, records: list[bytes], mark: Callable[[], None]) -> StepPlan | None:
         """One turn of the loop; ``mark`` is called between its duties."""
-        scheduler = self.scheduler
+        scheduler, leader = self.scheduler, self.leader
         for record in records:
             message = control_decoder.decode(record)
             if isinstance(message, Admit):
-                scheduler.admit(message, self._prompts[message.prompt_tokens], b"", _nothing)
+                digests = self._rng.bytes(DIGEST_BYTES * message.hashes)
+                scheduler.admit(message, self._prompts[message.prompt_tokens], digests, _nothing)
         mark()
-        plan = scheduler.plan()
+        plan = leader.plan()
         mark()
         if plan is not None:
-            self.executor.launch(plan)
-            self.steps.commit(plan.seq)
+            leader.launch(plan)
         mark()
-        seq = scheduler.pipeline.oldest
-        results = self.executor.landed(seq, flush=plan is None)
-        landed = None if results is None else scheduler.land(seq, StepResult(results.tokens))
+        landed = leader.collect(flush=plan is None)
         mark()
         if landed is not None and landed.batch is not None:
             parts = encode_tokens(landed.batch)
@@ -178,12 +222,15 @@ class NullRank:
 
     def close(self) -> None:
         """Give the shared memory back."""
-        self.steps.ring.close()
+        self.step_ring.close()
         self.replays.pool.close()
         self.ring.close()
 
     def settle(self) -> None:
-        """Count who ended, outside of what is measured."""
+        """Count who ended and let the followers catch up, outside of what is measured."""
+        last = self.scheduler.pipeline.planned - self.load.depth
+        while any(self.steps.done(reader) < last for reader in range(self.load.readers)):
+            time.sleep(0.0001)
         batch, self._batch = self._batch, None
         if batch is None:
             return
@@ -197,7 +244,7 @@ class NullRank:
 def measure(load: Load, steps: int) -> Figures:
     """Run ``steps`` steps of ``load`` twice: whole, and by duty."""
     rank = NullRank(load)
-    reader = _reader_process(rank.ring)
+    others = [_reader_process(rank.ring), *(_follower_process(rank, i) for i in range(load.readers))]
     _pin(0)
     cpu, wall = time.thread_time_ns, time.perf_counter_ns
     clock = _clock_cost()
@@ -235,8 +282,10 @@ def measure(load: Load, steps: int) -> Figures:
     finally:
         gc.enable()
         gc.unfreeze()
-        os.kill(reader, signal.SIGKILL)
-        os.waitpid(reader, 0)
+        for other in others:
+            os.kill(other, signal.SIGKILL)
+            os.waitpid(other, 0)
+        rank.close()
     figures = np.array(whole)
     total = figures[:, 0] / 1e3 - clock
     sizes = figures[:, 2]
@@ -290,6 +339,17 @@ def _reader_process(ring: Ring) -> int:
     os._exit(0)
 
 
+def _follower_process(rank: NullRank, index: int) -> int:
+    """Fork a rank that follows, until it is killed or its parent is gone."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    _pin(1)
+    rank.follow(index, parent)
+    os._exit(0)
+
+
 def _clock_cost() -> float:
     """Microseconds that two readings of the thread's clock in a row are apart."""
     clock = time.thread_time_ns
@@ -314,6 +374,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--depth", type=int, default=1)
     parser.add_argument("--aligned", action="store_true")
     parser.add_argument("--chunks", action="store_true")
+    parser.add_argument("--readers", type=int, default=0)
     parser.add_argument("--quiet", type=float, metavar="US")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
@@ -326,7 +387,7 @@ def main(argv: list[str] | None = None) -> int:
         "rows   mean    p50    p90    p99 a row border |  admit   plan launch collect emit |  p50  | a core"
     )
     for rows in map(int, options.rows.split(",")):
-        load = Load(rows, options.depth, options.aligned, options.chunks)
+        load = Load(rows, options.depth, options.aligned, options.chunks, options.readers)
         figures = quietest(load, options.steps, options.quiet)
         os.sched_setaffinity(0, cores)
         found.append({**load._asdict(), "steps": options.steps, "measured": figures._asdict()})
@@ -347,9 +408,9 @@ def _line(figures: Figures) -> str:
 
 def _save(path: Path, found: list[dict[str, Any]]) -> None:
     """Add these rows to what the file holds; a load measured again replaces its former figures."""
-    key = ("aligned", "chunks", "depth", "rows")
+    key = ("aligned", "chunks", "depth", "readers", "rows")
     kept = json.loads(path.read_text())["loads"] if path.exists() else []
-    loads = {tuple(row[name] for name in key): row for row in (*kept, *found)}
+    loads = {tuple(row.get(name, 0) for name in key): row for row in (*kept, *found)}
     machine = {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()}
     whole = {
         "what": "CPU microseconds a step of a rank with a null forward; waited: us a step without a core",
