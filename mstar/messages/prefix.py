@@ -1,8 +1,9 @@
 """Digests of a prompt's pages, and how a prompt's block holds them behind its tokens.
 
-A digest names everything up to the end of its page: the chain
-``d[i] = blake2b(d[i - 1] + tokens of page i, key)``, 16 bytes each, over full pages only. Who lacks the
-key can neither compute nor provoke a collision with somebody else's prompt.
+A digest names everything up to the end of its page: the chain ``d[0] = blake2b(page 0, key)``,
+``d[i] = blake2b(d[i - 1] + page i)``, 16 bytes each, over full pages of int32 tokens. The first one is
+secret without the key, and so is each that is made with a secret one: who lacks the key can neither compute
+one nor look for two prompts with the same.
 """
 
 from __future__ import annotations
@@ -49,10 +50,15 @@ def page_digests(tokens: NDArray[np.int32], page_size: int, key: bytes, previous
         return b""
     page_bytes = page_size * _INT32.itemsize
     data = np.ascontiguousarray(tokens[: pages * page_size], _INT32).tobytes()
-    start = blake2b(key=key, digest_size=DIGEST_BYTES)
     digest = previous
     digests = []
-    for at in range(0, len(data), page_bytes):
+    begin = 0
+    if not previous:
+        begin = page_bytes
+        digest = blake2b(data[:page_bytes], key=key, digest_size=DIGEST_BYTES).digest()
+        digests.append(digest)
+    start = blake2b(digest_size=DIGEST_BYTES)  # to copy one is faster than to make one
+    for at in range(begin, len(data), page_bytes):
         page = start.copy()
         page.update(digest + data[at : at + page_bytes])
         digest = page.digest()
