@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import re
+import secrets
 import signal
 import sys
 import threading
@@ -38,12 +39,13 @@ from actors.wiring import Wiring
 from mstar import __version__
 from mstar.config.launch import Failed, News, Progress, Ready
 from mstar.config.schema import Deployment
-from mstar.daemon.compose import Address, WindowTooLong, compose
+from mstar.daemon.compose import CELL, Address, CannotSplit, Meeting, WindowTooLong, compose
 from mstar.daemon.log import log
 from mstar.daemon.sockets import CannotListen, InUse, Sockets
 from mstar.daemon.waiting import WaitingRoom
 from mstar.model.errors import ModelError
 from mstar.model.files import ModelFiles, resolve
+from mstar.validation.placement import PlacementInvalid
 from shm.errors import ShmError
 from shm.segment import sweep
 
@@ -56,6 +58,17 @@ HASTE = 5.0
 # What is left, phase by phase, to actors that serve nobody yet; an import hears no order until it is over.
 UNBORN = 1.0
 _NAMED = re.compile(r"(?<=: )(?:mstar|shm)(?:\.\w+)+: ")
+_SALT_BYTES = 32
+_REFUSALS = (
+    InUse,
+    CannotListen,
+    ModelError,
+    WindowTooLong,
+    CannotSplit,
+    PlacementInvalid,
+    ShmError,
+    ActorsError,
+)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -110,7 +123,7 @@ class Daemon:
             return self._failed(f"the start failed: {error.cause}", error.traceback)
         except CellGivenUp as error:
             return self._failed(str(error).rpartition("\n")[2], error.traceback)
-        except (InUse, CannotListen, ModelError, WindowTooLong, ShmError, ActorsError) as error:
+        except _REFUSALS as error:
             return self._failed(" ".join(str(error).split()))
 
     async def _serve(self) -> int:
@@ -124,6 +137,8 @@ class Daemon:
             async with WaitingRoom(listeners, lambda: self._stage):
                 with self._timed("finding the model"):
                     files = await self._found()
+            self._rendezvous = os.memfd_create("mstar rendezvous")
+            stack.callback(os.close, self._rendezvous)
             self._identity["model"] = (deployment.served_model_name or (files.name,))[0]
             wiring = self._compose(
                 deployment,
@@ -136,6 +151,7 @@ class Daemon:
                 ),
                 daemon_pid=os.getpid(),
                 created=self._created,
+                meeting=Meeting(secrets.token_bytes(_SALT_BYTES), self._rendezvous),
             )
             self._supervisor = Supervisor(wiring, on_event=self._on_event, answer=self._answer)
             await self._start(self._supervisor)
@@ -308,6 +324,10 @@ class Daemon:
             case ActorEnded(actor=actor, pid=pid, cause=cause):
                 log(logging.DEBUG, "ended", actor=actor, pid=pid, cause=cause)
             case CellRestarting(cell=cell, attempt=attempt, delay=delay, cause=cause):
+                if cell == CELL:
+                    os.ftruncate(
+                        self._rendezvous, 0
+                    )  # a word that was cut off by a kill could not be read over
                 log(logging.WARNING, f"restarting: {cause}", actor=cell, attempt=attempt, delay=delay)
 
     async def _answer(self, actor: str, kind: str, payload: bytes) -> bytes:

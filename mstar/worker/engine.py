@@ -31,6 +31,7 @@ from mstar.model.choose import CpuChoice, choose_cpu, choose_layout
 from mstar.model.files import ModelFiles
 from mstar.model.spec import ModelSpec, read_spec
 from mstar.model.weights import load_model
+from mstar.validation.placement import NodeFacts, place
 from mstar.validation.request import MAX_SEQUENCES
 from mstar.worker.agreement import check_alike, model_identity, settle_choice
 from mstar.worker.limits import Limits
@@ -153,18 +154,17 @@ def _chunking(deployment: Deployment) -> ChunkingManagement:
     policy = ChunkingPolicy(CPU_BATCH_TOKENS, chunkable=True, can_override_mixed_max_tokens=True)
     chunking = ChunkingManagement({NODE: _Chunkable()})
     chunking.set_policies({(NODE, prefill): policy, (NODE, mixed): policy})
-    whole = [
-        group
-        for group in deployment.node_groups
-        if group.sp_size > 1 and (not group.node_names or NODE in group.node_names)
-    ]
-    reason = f"it runs with sequence parallelism (sp_size {whole[0].sp_size})" if whole else ""
+    placement = place(
+        deployment.node_groups,
+        {NODE: NodeFacts(WALKS[:2])},
+        tensor_parallel_size=deployment.tensor_parallel_size,
+    )
     chunking.set_budgets(
         budget_overrides(deployment.max_batch_tokens, {NODE: (prefill, mixed)}),
         {NODE: WALKS},
         dict.fromkeys(WALKS[:2], mixed),
         (NODE,),
-        {NODE: reason} if whole else {},
+        placement.no_chunking,
         deployment.min_chunk_tokens or DEFAULT_MIN_CHUNK_TOKENS,
     )
     return chunking

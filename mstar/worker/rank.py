@@ -9,26 +9,21 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
-import numpy as np
-from numpy.typing import NDArray
-
-from actors.actor import Actor, PeerEvent, PeerLost
-from mstar.config.schema import RankConfig
+from actors.actor import PeerEvent, PeerLost
 from mstar.messages.prefix import read_prompt
 from mstar.messages.request import Abort, Admit, Control, control_decoder
-from mstar.messages.step import Bind
+from mstar.messages.step import StepPlan
 from mstar.messages.tokens import RankReport, RowFailed, encode_event, encode_tokens
-from mstar.worker.leader import Leader
+from mstar.worker.leader import FollowerFailed, Leader
+from mstar.worker.member import CellMember
 from mstar.worker.outcome import Landed
-from mstar.worker.scheduler import REPLAYS_SLAB, MicroScheduler
+from mstar.worker.scheduler import MicroScheduler
 from shm.errors import BadHandle, Poisoned
 from shm.slab import SlabOwner, SlabUser
 from shm.steps import StepWriter
 
 if TYPE_CHECKING:
     from actors.context import Context
-    from mstar.worker.engine import Engine
 
 __all__ = ["RankActor"]
 
@@ -38,19 +33,16 @@ _REPORT_NS = 250_000_000
 _FULL_RING_PAUSE = 0.001
 
 
-class RankActor(Actor):
-    """Serves one gateway from one rank, which leads its cell of one."""
+class RankActor(CellMember):
+    """Serves one gateway from one cell, which this rank leads; of more than one rank, the others follow."""
 
     def __init__(self, ctx: Context) -> None:
         super().__init__(ctx)
-        self.config = msgspec.msgpack.decode(ctx.config, type=RankConfig)
-        index = self.config.rank
-        self._tokens_channel = f"tokens/{index}"
-        self._prompts_slab = f"prompts/{index}"
-        self._admissions = ctx.mailbox(f"admit/{index}", control_decoder, self._on_control)
-        steps, replays = ctx.steps[f"steps/{index}"], ctx.slabs[f"replays/{index}"]
+        self._tokens_channel = "tokens/0"
+        self._admissions = ctx.mailbox("admit/0", control_decoder, self._on_control)
+        steps, replays = ctx.steps["steps/0"], ctx.slabs[self._replays_slab]
         if not isinstance(steps, StepWriter) or not isinstance(replays, SlabOwner):
-            raise TypeError(f"rank {index} leads its cell: it writes the step ring and owns the replays slab")
+            raise TypeError(f"{ctx.name} leads its cell: it writes the step ring and owns the replays slab")
         self._steps = steps
         self._replays = replays
         self._unsent: deque[list[bytes]] = deque()
@@ -61,9 +53,7 @@ class RankActor(Actor):
         self._reported: RankReport | None = None
 
     async def setup(self) -> None:
-        from mstar.worker.engine import build_engine
-
-        self.engine: Engine = await asyncio.to_thread(build_engine, self.config, self._input, self.ctx.stage)
+        await super().setup()
         self.scheduler = MicroScheduler(
             self.engine.limits, self._steps.begin, self._replays, salt=self.config.prefix_salt
         )
@@ -77,8 +67,7 @@ class RankActor(Actor):
             self._admissions.drain()
             plan = None if self._unsent else leader.plan()
             if plan is not None:
-                leader.launch(plan)
-                ctx.line.step = plan.seq
+                await self._launch(plan)
             landed = leader.collect(flush=plan is None)
             if landed is not None:
                 self._emit(landed)
@@ -93,6 +82,28 @@ class RankActor(Actor):
                 await ctx.wait()
 
     # ---- the parts of the loop ---------------------------------------------------------------
+
+    async def _launch(self, plan: StepPlan) -> None:
+        """Run ``plan``; what a follower posted is told instead of the collective that its end broke."""
+        try:
+            self.leader.launch(plan)
+        except Exception as error:
+            await self._give_way(error)
+            self._blame(error)
+            raise
+        self.ctx.line.step = plan.seq
+
+    def _blame(self, error: Exception) -> None:
+        """Raise FollowerFailed for the follower whose error came before ``error``, if it was not ours."""
+        from mstar.distributed.gloo import CollectiveFailed
+
+        if not isinstance(error, CollectiveFailed):
+            return
+        posted = [(reader, self._steps.error(reader)) for reader in range(self._steps.ring.layout.readers)]
+        told = [(reader, text) for reader, text in posted if text is not None]
+        # Who only met the broken collective too comes last.
+        for reader, text in sorted(told, key=lambda found: CollectiveFailed.__name__ in found[1]):
+            raise FollowerFailed(reader, text) from error
 
     def _on_control(self, message: Control) -> None:
         if isinstance(message, Abort):
@@ -121,12 +132,6 @@ class RankActor(Actor):
             prompts.give_back(message.prompt)
         except (BadHandle, Poisoned):
             _log.debug("the prompt of request %d was given back to a gateway that is gone", message.request)
-
-    def _input(self, bind: Bind) -> NDArray[np.int32]:
-        """The tokens a bind names, int32 [length], read where they lie."""
-        source = bind.inputs[0]
-        slab = self._replays if source.slab == REPLAYS_SLAB else self.ctx.slabs[self._prompts_slab]
-        return np.frombuffer(slab.view(source.handle), np.int32, bind.length)
 
     def _emit(self, landed: Landed) -> None:
         if landed.batch is not None:
