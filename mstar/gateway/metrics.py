@@ -37,7 +37,7 @@ _COUNTERS = {
     "finished": "Sequences the rank finished",
     "generated_tokens": "Tokens generated",
     "prompt_tokens": "Prompt tokens of sequences that got a slot, each time they did",
-    "cached_tokens": "Those of them that lay in cached or shared pages and were not computed",
+    "cached_tokens": "Prompt tokens that lay in cached or shared pages and were not computed",
     "stale_results": "Results of rows that were gone",
     "step_seconds": "Seconds in forward passes",
     "host_seconds": "Seconds of host time in steps",
