@@ -10,7 +10,18 @@ from tools.bench.__main__ import benches
 
 
 def test_the_list_names_every_bench_that_the_performance_page_runs() -> None:
-    wanted = {"host_step", "ipc", "kill_soak", "matmul", "peers", "serving", "shm_stress", "slot_decode"}
+    wanted = {
+        "host_step",
+        "ipc",
+        "kill_soak",
+        "matmul",
+        "peers",
+        "prefix_cache",
+        "serving",
+        "shm_stress",
+        "slot_decode",
+        "target_itl",
+    }
     assert {name.removeprefix("tools.bench.") for name in benches()} == wanted
 
 
