@@ -20,6 +20,7 @@ def test_the_list_names_every_bench_that_the_performance_page_runs() -> None:
         "serving",
         "shm_stress",
         "slot_decode",
+        "step_cost",
         "target_itl",
     }
     assert {name.removeprefix("tools.bench.") for name in benches()} == wanted
