@@ -37,6 +37,10 @@ class Device(Protocol):
         """The results of ``seq``, or None while it runs; ``flush``: nothing is launched before it."""
         ...
 
+    def drawn(self, seq: int) -> ResultSlot | None:
+        """What rows drew late at the start of ``seq``, which is there long before the step has landed."""
+        ...
+
 
 class CpuDevice:
     """Runs ``forward(plan, results)`` inline and withholds landing for ``depth`` launches.
@@ -81,3 +85,6 @@ class CpuDevice:
         if seq > self._launched or (not flush and self._launched < seq + self._depth):
             return None
         return self._results.read(seq)
+
+    def drawn(self, seq: int) -> ResultSlot | None:
+        return self._results.read(seq) if seq <= self._launched else None

@@ -88,6 +88,10 @@ class Executor:
                 self._states[node].input_landed(slot, request)
         return results
 
+    def drawn(self, seq: int) -> ResultSlot | None:
+        """The tokens that rows of ``seq`` drew late, once they are there."""
+        return self._device.drawn(seq)
+
     def _hold(self, plan: StepPlan) -> None:
         """Remember whose input ends in ``plan``: it is held until the step has landed."""
         final = (plan.chunk_ends == plan.chunk_totals) & (plan.chunk_ends > 0)

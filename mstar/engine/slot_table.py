@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mstar.messages.step import INPUT, Bind, StepPlan
+from mstar.messages.step import INPUT, LATE_LAST, LATE_RUN, Bind, StepPlan
 
 __all__ = ["FREE", "PlanMismatch", "SlotTable", "SlotTableStatistics"]
 
@@ -47,8 +47,8 @@ class SlotTable:
     ``owner`` is the request or FREE; ``length`` the prepared length of its input in tokens,
     ``accepted`` of them generated earlier; ``progress`` how far the chunk Loop has come;
     ``generated`` how far the decode Loop has come, PENDING until the input has run, and ``cap`` its
-    end. ``tables[p]`` is int32 [slots, pages of a row] of pool ``p``, ``held[p]`` int32 [slots] how
-    many of them are granted.
+    end; ``late`` rows draw under masks. ``tables[p]`` is int32 [slots, pages of a row] of pool ``p``,
+    ``held[p]`` int32 [slots] how many of them are granted.
     """
 
     def __init__(self, slots: int, pool_pages: tuple[int, ...]) -> None:
@@ -61,6 +61,8 @@ class SlotTable:
         self.progress: NDArray[np.int32] = np.zeros(slots, np.int32)
         self.generated: NDArray[np.int32] = np.zeros(slots, np.int32)
         self.cap: NDArray[np.int32] = np.zeros(slots, np.int32)
+        self.late: NDArray[np.bool_] = np.zeros(slots, np.bool_)
+        self._late_rows = 0
         self.tables: list[NDArray[np.int32]] = [np.full((slots, pages), -1, np.int32) for pages in pool_pages]
         self._flat: NDArray[np.int32] = self.tables[0].reshape(-1) if pool_pages else np.empty(0, np.int32)
         self.held: list[NDArray[np.int32]] = [np.zeros(slots, np.int32) for _ in pool_pages]
@@ -112,13 +114,15 @@ class SlotTable:
         n = plan.slot.size
         chunked = self._count_chunks(plan, n)
         plain = n - chunked
+        if self._late_rows or np.count_nonzero(plan.late_sample):
+            self._check_late(plan)
         moved = self._check_chunks(plan, plain) if chunked else ()
         if plain:
             self._advance_plain(plan, plain)
         for slot, stride, final in moved:
             self.progress[slot] += stride
             if final:
-                self.generated[slot] = self.accepted[slot] + 1
+                self.generated[slot] = self.accepted[slot] + (not self.late[slot])
 
     def _count_chunks(self, plan: StepPlan, n: int) -> int:
         """How many rows are chunked; they come last."""
@@ -136,6 +140,20 @@ class SlotTable:
         if np.count_nonzero(chunk[n - chunked :]) != chunked:
             raise PlanMismatch(plan.seq, int(chunk.argmax()), "row", "chunked", "chunked rows come last")
         return chunked
+
+    def _check_late(self, plan: StepPlan) -> None:
+        """Rows bound to draw late do so once their input has run, under a mask each; no other does."""
+        masks = {mask.slot for mask in plan.masks}
+        waits = (
+            plan.chunk_ends < plan.chunk_totals if plan.chunk_ends.size else np.zeros(plan.slot.size, bool)
+        )
+        columns = (plan.slot, plan.late_sample, plan.samples, waits)
+        for row, (slot, late, samples, wait) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+            held = 0 <= slot < self.count and bool(self.late[slot]) and not wait
+            if bool(late) != held or late not in (0, LATE_RUN, LATE_LAST):
+                raise PlanMismatch(plan.seq, row, "late_sample", late, "late" if held else "not late")
+            if late and samples and slot not in masks:
+                raise PlanMismatch(plan.seq, row, "mask", "missing", "a row that draws late")
 
     def _advance_plain(self, plan: StepPlan, plain: int) -> None:
         """Check and move the first ``plain`` rows: decodes, and whole inputs that run at once."""
@@ -219,13 +237,14 @@ class SlotTable:
             self._check_slot(plan.seq, row, slot, request, seen)
             length, progress = int(self.length[slot]), int(self.progress[slot])
             first = counter == 0
+            final = end == total
             planned = total, counter, stride, start, samples
             held = (
                 length,
                 progress,
                 end if first else end - start,
                 start if first else progress,
-                int(end == total),
+                int(final and not self.late[slot]),
             )
             if planned != held:
                 field = next(at for at in range(len(held)) if planned[at] != held[at])
@@ -234,7 +253,7 @@ class SlotTable:
                 raise PlanMismatch(
                     plan.seq, row, "chunk", f"[{start}, {end})", f"a range within {length} prepared tokens"
                 )
-            moved.append((slot, stride, end == total))
+            moved.append((slot, stride, final))
         return moved
 
     # ---- the parts of a change ---------------------------------------------------------------
@@ -242,6 +261,8 @@ class SlotTable:
     def _drop(self, request: int) -> None:
         slot = self.slot_of.pop(request)
         self.owner[slot] = FREE
+        self._late_rows -= bool(self.late[slot])
+        self.late[slot] = False
         for held, table in zip(self.held, self.tables, strict=True):
             table[slot, : held[slot]] = -1
             held[slot] = 0
@@ -256,6 +277,8 @@ class SlotTable:
         self.progress[slot] = 0
         self.generated[slot] = PENDING
         self.cap[slot] = bind.cap
+        self.late[slot] = bind.late
+        self._late_rows += bind.late
 
     def _grant(self, plan: StepPlan) -> None:
         """Append granted pages to the tables, in the record's order; a slot may be named more than once.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mstar.messages.step import CARRY, COUNTER, LATE, SLOT, WALK, StepDraft
+from mstar.messages.step import CARRY, COUNTER, LATE, LATE_LAST, LATE_RUN, SLOT, WALK, StepDraft
 from mstar.worker.ledger import Ledger
 from mstar.worker.limits import Limits
 from mstar.worker.slots import Slots
@@ -65,11 +65,17 @@ class Decodes:
         slots.planned[slot] = planned
         if planned >= cap:
             return False
+        self.ride(slot)
+        return True
+
+    def ride(self, slot: int) -> None:
+        """``slot`` rides from the next step on; pages are given early if its own would not last."""
+        slots = self._slots
         slots.ride[slot] = True
-        last = int(slots.base[slot]) + min(planned + self._steps_left, cap) - 1
+        planned = int(slots.planned[slot]) + int(slots.late[slot])
+        last = int(slots.base[slot]) + min(planned + self._steps_left, int(slots.cap[slot])) - 1
         if last > int(slots.pages[slot]) * self._limits.page_size:
             self._steps_left = 0
-        return True
 
     def leave(self, slot: int) -> None:
         """``slot`` rides no more and needs no page."""
@@ -104,7 +110,8 @@ class Decodes:
     def _hungry(self, rows: Places, steps: NDArray[np.int32]) -> Places:
         """Those of ``rows`` that lack a page for one of their next ``steps`` steps."""
         slots = self._slots
-        last: NDArray[np.int32] = np.minimum(slots.planned[rows] + steps, slots.cap[rows])
+        late = slots.late[rows]
+        last: NDArray[np.int32] = np.minimum(slots.planned[rows] + steps + late, slots.cap[rows])
         last += slots.base[rows]
         last -= _ONE
         lacks: NDArray[np.bool_] = last > slots.pages[rows] * self._page_size
@@ -155,8 +162,11 @@ class Decodes:
 
     # ---- rows --------------------------------------------------------------------------------
 
-    def write(self, draft: StepDraft) -> DecodeRows:
-        """Write every row that rides, and move its counter on; a row that reaches its cap rides no more."""
+    def write(self, draft: StepDraft, *, late: bool = False) -> DecodeRows:
+        """Write every row that rides, and move its counter on; a row that reaches its cap rides no more.
+
+        ``late``: some may draw under masks, and ride on when what they draw here is known.
+        """
         slots = self._slots
         rows = slots.ride[: slots.high].nonzero()[0]
         n = rows.size
@@ -172,6 +182,10 @@ class Decodes:
         planned = counter + _ONE
         slots.planned[rows] = planned
         last = planned >= slots.cap[rows]
+        if late:
+            places = slots.late[rows].nonzero()[0]
+            columns[LATE, places] = np.where(last[places], LATE_LAST, LATE_RUN)
+            slots.ride[rows[places]] = False
         if not np.count_nonzero(last):
             return DecodeRows(rows, request, counter, _NO_PLACES)
         slots.ride[rows[last]] = False

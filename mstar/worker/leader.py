@@ -65,6 +65,8 @@ class Leader:
             self._look()
             if self.behind:
                 return None
+        if self.scheduler.drawing is not None:
+            self._take_draws()
         return self.scheduler.plan()
 
     def launch(self, plan: StepPlan) -> None:
@@ -84,10 +86,21 @@ class Leader:
         results = self.executor.landed(seq, flush=flush)
         if results is None:
             return None
+        if scheduler.drawing is not None:
+            self._take_draws()
         landed = scheduler.land(seq, step_result(results))
         if pipeline.retiring:
             self._look()
         return landed
+
+    def _take_draws(self) -> None:
+        """Tell the scheduler of the tokens that rows drew late, as far as they are there."""
+        scheduler = self.scheduler
+        while (seq := scheduler.drawing) is not None:
+            results = self.executor.drawn(seq)
+            if results is None:
+                return
+            scheduler.drawn(seq, results.tokens)
 
     def _look(self) -> None:
         """See how far every rank has come, and give back what they have read."""

@@ -10,6 +10,7 @@ TAIL_BYTES = 64 << 10
 """Room of a step's record for its binds, the same in the step ring and in what is planned for it."""
 
 _PAGE_ROUND = 8
+_MASK_HEAD = 16
 
 
 class Limits(NamedTuple):
@@ -20,6 +21,7 @@ class Limits(NamedTuple):
     into ``batch_tokens`` beside the decodes and one at least. ``mixes`` False never puts prefill and decode
     rows into one step. ``prefill_cap`` is the most prefill tokens of a step that also decodes (0: no cap).
     ``target_itl_ns`` sizes the steps that decode instead of ``batch_tokens``, which stays their bound.
+    ``mask_bytes`` is the size of a Mask: an eighth of the vocabulary.
     """
 
     slots: int
@@ -37,6 +39,7 @@ class Limits(NamedTuple):
     prefix_cache: bool = True
     prefill_cap: int = 0
     target_itl_ns: int = 0
+    mask_bytes: int = 0
 
     def pages_of(self, tokens: int) -> int:
         """How many pages ``tokens`` tokens of one sequence take."""
@@ -55,4 +58,9 @@ class Limits(NamedTuple):
     @property
     def bind_bytes(self) -> int:
         """Bytes that the binds of one step may take together."""
-        return self.tail_bytes - 64
+        return self.tail_bytes - 64 - self.masks * (self.mask_bytes + _MASK_HEAD)
+
+    @property
+    def masks(self) -> int:
+        """How many rows may draw under a mask in one step: what half of the record's tail has room for."""
+        return self.tail_bytes // 2 // (self.mask_bytes + _MASK_HEAD) if self.mask_bytes else 0

@@ -11,11 +11,23 @@ from numpy.typing import NDArray
 from mstar.engine.stop import TokenStop
 from mstar.messages.prefix import DIGEST_BYTES
 from mstar.messages.request import Admit
-from mstar.messages.step import FLAG_LOGPROBS, SAMPLES, SLOT, Bind, Input, StepDraft, StepPlan, StepTail
+from mstar.messages.step import (
+    FLAG_LOGPROBS,
+    LATE,
+    SAMPLES,
+    SLOT,
+    Bind,
+    Input,
+    Mask,
+    StepDraft,
+    StepPlan,
+    StepTail,
+)
 from mstar.messages.tokens import LENGTH, RUNNING, STOP, RowFailed, TokenBatch
 from mstar.worker.budget import StepBudget, StepWork
 from mstar.worker.decodes import NO_ROWS, DecodeRows, Decodes
 from mstar.worker.filing import Filing
+from mstar.worker.late import Constraint, LateRows
 from mstar.worker.ledger import Ledger
 from mstar.worker.limits import Limits
 from mstar.worker.outcome import Landed, StepResult
@@ -26,7 +38,7 @@ from mstar.worker.waiting import Waiting, WaitingLine, bind_bytes
 from shm.errors import SlabExhausted
 from shm.slab import SlabHandle
 
-__all__ = ["DECODE", "MIXED", "PREFILL", "NodeCounts", "NodeScheduler", "NodeStep", "Replays"]
+__all__ = ["DECODE", "MIXED", "PREFILL", "Drawing", "NodeCounts", "NodeScheduler", "NodeStep", "Replays"]
 
 PREFILL, DECODE, MIXED = 0, 1, 2
 """Walks of a language model's node; MIXED labels a step whose rows run both."""
@@ -79,6 +91,9 @@ class NodeCounts:
 
 _ONE: NDArray[np.int32] = np.array(1, np.int32)
 
+Drawing = tuple[tuple[int, int], ...]
+"""The (slot, request) of the rows that draw late in a step."""
+
 Returned = tuple["NodeScheduler", int]
 
 
@@ -109,6 +124,7 @@ class NodeScheduler:
         self._prefill = Prefill(limits, self.slots, self.ledger, PREFILL)
         self._decodes = Decodes(limits, self.slots, self.ledger, DECODE)
         self._filing = Filing(limits, self.slots, self.ledger, salt)
+        self._late = LateRows(limits)
         self._stop = TokenStop()
         target = limits.target_itl_ns
         self._budget = StepBudget(limits.batch_tokens, self._floor, target) if target else None
@@ -141,13 +157,19 @@ class NodeScheduler:
         """Every sequence that runs or waits here."""
         return [*self._slot_of, *self.line.requests()]
 
+    def constrain(self, request: int, constraint: Constraint) -> None:
+        """The tokens of ``request``, which joins the line now, are held to ``constraint``."""
+        self._late.constrain(request, constraint)
+
     def abort(self, request: int) -> bool:
         """Forget ``request``; False if it is not here."""
         slot = self._slot_of.get(request)
         if slot is not None:
             self._ends += 1
             self._end(slot)
-        elif not self.line.remove(request):
+        elif self.line.remove(request):
+            self._late.forget(request)
+        else:
             return False
         self.counts.aborted += 1
         return True
@@ -158,11 +180,15 @@ class NodeScheduler:
         """Fill ``draft``; None, and nothing written, when there is nothing to run."""
         seq = draft.seq
         decodes = self._decodes
+        late = len(self._late) > 0
+        if late:
+            for slot in self._late.next():
+                decodes.ride(slot)
         decodes.grow(draft, self._make_room)
         self._write_drops(draft)
         mixes = self.limits.mixes
         prefill_first = not mixes and self._last_walk == DECODE
-        rows = NO_ROWS if prefill_first else decodes.write(draft)
+        rows = NO_ROWS if prefill_first else decodes.write(draft, late=late)
         plain = draft.n_rows
         binds: list[Bind] = []
         chunks: list[Chunk] = []
@@ -174,12 +200,13 @@ class NodeScheduler:
                 if chunks:
                     rows = self._start_finals(draft, rows, chunks, plain)
         if prefill_first and not chunks:
-            rows = decodes.write(draft)
+            rows = decodes.write(draft, late=late)
             plain = draft.n_rows
         n = draft.n_rows
         if not n and not draft.n_drops and not binds:
             return None
         self._last_walk = walk = DECODE if n == plain else MIXED if plain else PREFILL
+        masks = self._masks(draft, plain) if late else ()
         logprobs = self._scored > 0 and bool(np.count_nonzero(self.slots.logprobs[rows.slots]))
         plan = draft.seal(
             node=self.index,
@@ -187,7 +214,7 @@ class NodeScheduler:
             bucket=0,
             flags=FLAG_LOGPROBS if logprobs else 0,
             chunked=n > plain,
-            tail=StepTail(tuple(binds)) if binds else None,
+            tail=StepTail(tuple(binds), masks=masks) if binds or masks else None,
         )
         if self._drops:
             for slot in self._drops:
@@ -214,6 +241,20 @@ class NodeScheduler:
                 self._budget.observe(step.work, result.elapsed_ns)
         return Landed(batch, failed)
 
+    def drawn(self, plan: Drawing, tokens: NDArray[np.int32]) -> None:
+        """What the late rows of a step drew is on the host: they may ride again, if they go on."""
+        slots = self.slots
+        for slot, request in plan:
+            if slots.owner[slot] != request:
+                continue
+            token = int(tokens[slot])
+            if token >= 0:
+                self._late.accept(request, token)
+            over = token < 0 or token in self._messages[slot].stop_ids
+            stays = slots.live[slot] and slot not in self._leaving
+            if stays and not over and slots.planned[slot] < slots.cap[slot]:
+                self._late.ready(slot)
+
     # ---- the parts of a plan -----------------------------------------------------------------
 
     def _room(self, rows: DecodeRows) -> int:
@@ -227,6 +268,12 @@ class NodeScheduler:
             if limits.prefill_cap:
                 most = min(most, plain + limits.prefill_cap)
         return most - plain
+
+    def _masks(self, draft: StepDraft, plain: int) -> tuple[Mask, ...]:
+        """The masks of the rows that draw late, which are among the first ``plain``."""
+        places = draft.rows[LATE, :plain].nonzero()[0]
+        rows = zip(draft.rows[SLOT][places].tolist(), draft.request[places].tolist(), strict=True)
+        return tuple(self._late.mask(slot, request) for slot, request in rows)
 
     def _make_room(self, pages: int) -> None:
         """Preempt the youngest rows until ``pages`` pages are on their way back; the oldest always stays."""
@@ -314,6 +361,8 @@ class NodeScheduler:
         slots.pages[slot] = cached
         slots.horizon[slot] = horizon
         slots.order[slot] = entry.order
+        late = self._late.holds(message.request)
+        slots.late[slot] = late
         slots.history[slot, :total] = entry.tokens
         slots.history_base[slot] = slot * slots.max_tokens + message.prompt_tokens
         if sampling.logprobs >= 0:
@@ -339,6 +388,7 @@ class NodeScheduler:
             sampling,
             message.stop_ids,
             message.min_tokens,
+            late,
         )
 
     def _start_finals(
@@ -348,7 +398,9 @@ class NodeScheduler:
         ending: list[int] = []
         finals = 0
         for place, chunk in enumerate(chunks, first):
-            if chunk.final:
+            if chunk.final and self.slots.late[chunk.slot]:
+                self._late.ready(chunk.slot)
+            elif chunk.final:
                 finals += 1
                 if not self._decodes.start(chunk.slot):
                     ending.append(place)
@@ -437,6 +489,7 @@ class NodeScheduler:
         request = int(self.slots.owner[slot])
         del self._slot_of[request]
         self.line.succeed(request)
+        self._late.forget(request)
         if slot not in self._leaving:
             self._leave(slot)
 
@@ -444,6 +497,8 @@ class NodeScheduler:
         """Drop ``slot`` in the next plan and take back what was only promised to it."""
         slots = self.slots
         self._decodes.leave(slot)
+        if slots.late[slot]:
+            self._late.leave(slot)
         self._prefill.leave(slot)
         pages = int(slots.pages[slot])
         self.ledger.withdraw(int(slots.horizon[slot]) - pages)

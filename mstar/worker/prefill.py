@@ -11,6 +11,7 @@ from mstar.messages.step import (
     HELD,
     INPUT,
     LATE,
+    LATE_RUN,
     SAMPLES,
     SLOT,
     SOURCE,
@@ -116,8 +117,9 @@ class Prefill:
         columns[WALK, n] = self._walk
         columns[SOURCE, n] = INPUT if row.fresh else HELD
         columns[COUNTER, n] = 0 if row.fresh else start
-        columns[SAMPLES, n] = final
-        columns[LATE, n] = 0
+        late = final and int(slots.late[slot])
+        columns[SAMPLES, n] = final and not late
+        columns[LATE, n] = LATE_RUN if late else 0
         columns[START, n] = start
         columns[END, n] = end
         columns[TOTAL, n] = row.total

@@ -7,7 +7,7 @@ It reads no clock and does no I/O beyond writing plans into the step slots it is
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,8 +18,19 @@ from mstar.messages.prefix import DIGEST_BYTES
 from mstar.messages.request import Admit
 from mstar.messages.step import StepDraft, StepPlan
 from mstar.messages.tokens import RowFailed
+from mstar.worker.late import Constraint
 from mstar.worker.limits import Limits
-from mstar.worker.node import DECODE, MIXED, PREFILL, REPLAYS_SLAB, NodeScheduler, NodeStep, Replays, Returned
+from mstar.worker.node import (
+    DECODE,
+    MIXED,
+    PREFILL,
+    REPLAYS_SLAB,
+    Drawing,
+    NodeScheduler,
+    NodeStep,
+    Replays,
+    Returned,
+)
 from mstar.worker.outcome import Landed, StepResult
 from mstar.worker.pipeline import Pipeline
 from shm.steps import StepSlot
@@ -84,16 +95,23 @@ class MicroScheduler:
         self._refusals: list[RowFailed] = []
         self._early: OrderedDict[int, None] = OrderedDict()
         self._newest = 0
+        self._drawing: deque[tuple[int, NodeScheduler, Drawing]] = deque()
 
     # ---- what comes in -----------------------------------------------------------------------
 
     def admit(
-        self, message: Admit, tokens: NDArray[np.int32], digests: bytes, release: Callable[[], None]
+        self,
+        message: Admit,
+        tokens: NDArray[np.int32],
+        digests: bytes,
+        release: Callable[[], None],
+        constraints: Sequence[Constraint] = (),
     ) -> None:
         """Queue a prompt's sequences; ``tokens`` int32 [prompt + accepted] is read until ``release`` is due.
 
         ``digests`` are those of its full pages, 16 bytes each. Where there are any, the further sequences
-        wait until the first has run the prompt, whose pages they then share.
+        wait until the first has run the prompt, whose pages they then share. ``constraints``, one for each
+        sequence if any, have taken in what was accepted.
         """
         sequences = message.sequences()
         if not 0 <= message.node < len(self.nodes):
@@ -105,7 +123,7 @@ class MicroScheduler:
         shared = len(digests) >= DIGEST_BYTES and tokens.size > node.limits.page_size
         give_back = release if len(sequences) == 1 else _after(len(sequences), release)
         first = None
-        for sequence in sequences:
+        for place, sequence in enumerate(sequences):
             self._newest = max(self._newest, sequence.request)
             if sequence.request in self._early:
                 del self._early[sequence.request]
@@ -117,7 +135,10 @@ class MicroScheduler:
                 node.counts.refused += 1
                 self._refuse((sequence,), *refusal)
                 give_back()
-            elif shared and first is None:
+                continue
+            if constraints:
+                node.constrain(sequence.request, constraints[place])
+            if shared and first is None:
                 first = sequence.request
 
     def abort(self, request: int) -> None:
@@ -158,11 +179,23 @@ class MicroScheduler:
                 if planned is not None:
                     plan, step = planned
                     pipeline.push(plan.seq, (node, step))
+                    if plan.masks:
+                        self._drawing.append((plan.seq, node, _drawing(plan)))
                     if len(self._turns) > 1:
                         self._turns.remove(node)
                         self._turns.append(node)
                     return plan
         return None
+
+    @property
+    def drawing(self) -> int | None:
+        """The oldest step whose rows draw late and whose tokens ``drawn`` has not heard of."""
+        return self._drawing[0][0] if self._drawing else None
+
+    def drawn(self, seq: int, tokens: NDArray[np.int32]) -> None:
+        """What rows drew late in step ``seq``, which is ``drawing``: int32 [slots], -1 for none."""
+        _, node, rows = self._drawing.popleft()
+        node.drawn(rows, tokens)
 
     def land(self, seq: int, result: StepResult) -> Landed:
         """Step ``seq``, the oldest in flight, has landed: stop checks, what returns, what to emit."""
@@ -210,6 +243,17 @@ class MicroScheduler:
             prompt_tokens=sum(each.prompted for each in counts),
             cached_tokens=sum(each.cached_tokens for each in counts),
         )
+
+
+def _drawing(plan: StepPlan) -> Drawing:
+    rows = plan.late_sample.nonzero()[0]
+    return tuple(
+        (slot, request)
+        for slot, request, samples in zip(
+            plan.slot[rows].tolist(), plan.request[rows].tolist(), plan.samples[rows].tolist(), strict=True
+        )
+        if samples
+    )
 
 
 def _after(times: int, action: Callable[[], None]) -> Callable[[], None]:

@@ -11,9 +11,12 @@ from mstar.messages.step import (
     FLAG_LOGPROBS,
     HELD,
     INPUT,
+    LATE_LAST,
+    LATE_RUN,
     Bind,
     Copy,
     Input,
+    Mask,
     StepDraft,
     StepPlan,
     StepTail,
@@ -49,6 +52,7 @@ class Chunk(NamedTuple):
     total: int
     counter: int = -1
     walk: int = PREFILL
+    late: int = 0
 
 
 class Encode(NamedTuple):
@@ -72,6 +76,7 @@ class Step(NamedTuple):
     drops: tuple[int, ...] = ()
     copies: tuple[Copy, ...] = ()
     takes: tuple[Take, ...] = ()
+    masks: tuple[Mask, ...] = ()
     node: int = 0
     walk: int = DECODE
     bucket: int = 0
@@ -108,8 +113,8 @@ def write(seq: int, step: Step, slot: StepSlot) -> StepPlan:
     draft.drops[: len(step.drops)] = step.drops
     draft.n_rows, draft.n_grants, draft.n_drops = len(step.rows), len(step.grants), len(step.drops)
     extra: dict[str, Any] = {}
-    if step.binds or step.copies or step.takes:
-        extra["tail"] = StepTail(step.binds, step.copies, step.takes)
+    if step.binds or step.copies or step.takes or step.masks:
+        extra["tail"] = StepTail(step.binds, step.copies, step.takes, step.masks)
     return draft.seal(
         node=step.node, walk=step.walk, bucket=step.bucket, flags=step.flags, chunked=chunked, **extra
     )
@@ -125,7 +130,8 @@ def _columns(row: Row) -> tuple[int, ...]:
     stride = row.end if first else row.end - row.start
     final = int(row.end == row.total)
     source = INPUT if first else HELD
-    return (row.slot, counter, row.walk, source, final, 0, row.start, row.end, row.total, stride)
+    samples = int(final and not row.late)
+    return (row.slot, counter, row.walk, source, samples, row.late, row.start, row.end, row.total, stride)
 
 
 def bind(
@@ -215,7 +221,20 @@ SCENARIOS = (
     ),
     Scenario(
         "grammar row",
-        (*_two, Step(rows=(Decode(0, 11, 1, late=1), Decode(1, 12, 1)))),
+        (
+            Step(
+                rows=(Chunk(0, 11, 0, 20, 20, late=LATE_RUN),),
+                binds=(bind(11, 0, 20, cap=2, late=True),),
+                grants=pages(0, 0, 1),
+                walk=PREFILL,
+            ),
+            _start(12, 1, 30, 10),
+            Step(rows=(Decode(0, 11, 0, late=LATE_RUN), Decode(1, 12, 1)), masks=(Mask(0, b"\x05\x00\x80"),)),
+            Step(
+                rows=(Decode(0, 11, 1, late=LATE_LAST), Decode(1, 12, 2)),
+                masks=(Mask(0, b"\x00\x01\x00"),),
+            ),
+        ),
     ),
     Scenario(
         "n = 3",

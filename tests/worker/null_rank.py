@@ -20,8 +20,9 @@ from mstar.engine.results import ResultSlot
 from mstar.engine.slot_table import SlotTable
 from mstar.messages.prefix import page_digests
 from mstar.messages.request import Admit, Sampling
-from mstar.messages.step import CARRY, Bind, StepPlan, open_plan
+from mstar.messages.step import CARRY, LATE_LAST, Bind, StepPlan, open_plan
 from mstar.messages.tokens import RUNNING, RowFailed
+from mstar.worker.late import Constraint
 from mstar.worker.leader import Leader
 from mstar.worker.scheduler import REPLAYS_SLAB, Limits, MicroScheduler
 from shm.errors import SlabExhausted
@@ -126,6 +127,8 @@ class NullRank(SlotState):
         self.plans: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
         self.fail_at: set[int] = set()
         self.stops: dict[int, int] = {}
+        self.constraints: dict[int, Constraint] = {}
+        """What those admitted next are held to; they draw the lowest token that they may."""
         self.released: list[int] = []
         self.on_launch: Callable[[StepPlan], None] = lambda plan: None
         self._carry = np.full(rows, -1, np.int64)
@@ -133,6 +136,8 @@ class NullRank(SlotState):
         self._cells = np.zeros(cells, np.uint64)
         self._weights = np.random.default_rng(1).integers(1, 1 << 63, limits.max_seq_len, dtype=np.uint64)
         self._broken: set[int] = set()
+        self._logits: dict[int, tuple[int, int]] = {}
+        self._drawn: dict[tuple[int, int], int] = {}
 
     # ---- what a test does --------------------------------------------------------------------
 
@@ -153,10 +158,12 @@ class NullRank(SlotState):
         key = SALT if self.limits.prefix_cache else SALT + bytes([request % 256])
         digests = page_digests(tokens, self.limits.page_size, key) if shared else b""
         message = Admit(request=request, attempt=0, prompt=handle, sampling=Sampling(), **fields)
+        asked = [sequence.request for sequence in message.sequences()]
+        held_to = [self.constraints.pop(each) for each in asked if each in self.constraints]
         for sequence in message.sequences():
             self.prompts[sequence.request] = tokens
             self.kept[sequence.request] = Kept([], [], [])
-        self.scheduler.admit(message, tokens, digests, lambda: self.released.append(request))
+        self.scheduler.admit(message, tokens, digests, lambda: self.released.append(request), held_to)
         self._told(self.scheduler.take_refusals())
 
     def turn(self) -> bool:
@@ -238,7 +245,14 @@ class NullRank(SlotState):
             slot, request = int(plan.slot[row]), int(plan.request[row])
             table, held = self.table.tables[0][slot], int(self.table.held[0][slot])
             base = int(self.table.length[slot] - self.table.accepted[slot])
-            if plan.source[row] == CARRY:
+            late = int(plan.late_sample[row])
+            if late and plan.samples[row]:
+                self._draw(plan, row, results)
+                if late == LATE_LAST:
+                    continue
+                place = base + int(plan.counter[row]) + 1
+                start, end = place - 1, place
+            elif plan.source[row] == CARRY:
                 place = base + int(plan.counter[row])
                 start, end = place - 1, place
                 if request not in self._broken:
@@ -254,10 +268,24 @@ class NullRank(SlotState):
             self._cells[cells[start:]] = held_there[start:]
             if request not in self._broken:
                 assert (self._cells[cells] == held_there).all(), f"{request} reads what is not its own"
-            if plan.samples[row]:
+            if late:
+                self._logits[slot] = (request, place)
+            elif plan.samples[row]:
                 token = self._token(request, place)
                 results.tokens[slot] = token
                 self._carry[slot] = token
+
+    def _draw(self, plan: StepPlan, row: int, results: ResultSlot) -> None:
+        """Draw late: from the logits that the row held, the lowest token of its mask."""
+        slot, request = int(plan.slot[row]), int(plan.request[row])
+        place = self.prompts[request].size + int(plan.counter[row])
+        assert self._logits[slot] == (request, place), "logits of another place were drawn from"
+        mask = next(mask for mask in plan.masks if mask.slot == slot)
+        bits = np.unpackbits(np.frombuffer(mask.allowed, np.uint8), bitorder="little")
+        token = int(bits.argmax())
+        self._drawn[request, place] = token
+        results.tokens[slot] = token
+        self._carry[slot] = token
 
     def _picture(self, request: int, end: int) -> NDArray[np.uint64]:
         """What the cells of the first ``end`` tokens of ``request`` hold: digests of all up to each."""
@@ -266,6 +294,8 @@ class NullRank(SlotState):
         return np.cumsum(np.array(tokens, np.uint64) * self._weights[:end])
 
     def _token(self, request: int, place: int) -> int:
+        if (request, place) in self._drawn:
+            return self._drawn[request, place]
         stop = self.stops.get(request)
         if stop is not None and place == self.prompts[request].size + stop:
             return STOP_ID

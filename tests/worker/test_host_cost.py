@@ -115,7 +115,8 @@ def test_two_prefilling_rows_cost_the_same_beside_many_decodes_as_beside_few() -
         for rows in (8, 200)
     )
     assert min(few) == min(many)
-    assert max(many) <= MOST_PLAIN * 9 // 4
+    assert min(many) <= MOST_PLAIN * 5 // 2
+    assert max(many) <= MOST_PLAIN * 5  # pages of generated tokens are hashed and filed, a few rows at a time
 
 
 @pytest.mark.parametrize("depth", [0, 2])
