@@ -8,11 +8,7 @@ import msgspec
 
 from mstar.config.schema import Deployment
 
-__all__ = ["DigestMismatch", "check_digest", "digest"]
-
-
-class DigestMismatch(Exception):
-    """A rank was configured otherwise than the leader of its cell; it must not start."""
+__all__ = ["digest"]
 
 
 def digest(deployment: Deployment, model_directory: str, world: int = 1) -> str:
@@ -23,12 +19,3 @@ def digest(deployment: Deployment, model_directory: str, world: int = 1) -> str:
     """
     facts = msgspec.msgpack.encode((deployment, model_directory, world), order="deterministic")
     return hashlib.blake2b(facts, digest_size=16).hexdigest()
-
-
-def check_digest(rank: int, ours: str, leaders: str) -> None:
-    """Raise DigestMismatch unless the digest of ``rank`` is the leader's."""
-    if ours != leaders:
-        raise DigestMismatch(
-            f"rank {rank} has a configuration with digest {ours or 'none'}, its leader one with "
-            f"{leaders or 'none'}; all ranks of a cell take the same one: start them with one deployment"
-        )
