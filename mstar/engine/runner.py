@@ -12,8 +12,9 @@ from typing import NamedTuple, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from mstar.distributed.gloo import CollectiveFailed
+from mstar.distributed.errors import CollectiveFailed
 from mstar.engine.chunking import ChunkingManagement
 from mstar.engine.device import StepFailed
 from mstar.engine.executor import RowRefused, SlotState
@@ -21,7 +22,7 @@ from mstar.engine.results import ResultSlot
 from mstar.engine.sampler import Sampler, SamplerError
 from mstar.engine.slot_table import SlotTable
 from mstar.messages.request import Sampling
-from mstar.messages.step import CARRY, FLAG_LOGPROBS, Bind, StepPlan
+from mstar.messages.step import CARRY, FLAG_LOGPROBS, LATE_LAST, Bind, StepPlan
 from mstar.model.api import CausalLM, ForwardBatch, KVCache
 
 __all__ = ["NODE", "LanguageModelRunner", "PromptInputs", "RunnerStatistics"]
@@ -73,7 +74,7 @@ class LanguageModelRunner(SlotState):
     ``prompt`` is int32 [slots, max_seq_len]; ``carry`` int64 [slots], the last sampled token, -1
     from bind to first sample so that a premature read fails instead of decoding garbage. ``chunking``
     holds the input of a row from its first chunk until its last one has landed; ``walks`` are the names
-    of the walks that plans give by number.
+    of the walks that plans give by number. Logits of rows that sample late are held by slot.
     """
 
     def __init__(
@@ -97,7 +98,13 @@ class LanguageModelRunner(SlotState):
         self._carry: NDArray[np.int64] = np.full(table.count, -1, np.int64)
         self._chunking = chunking
         self._walks = tuple(walks)
+        self._held: Tensor | None = None
         self._steps = self._tokens = self._device_ns = self._prepared = 0
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that the model knows."""
+        return self._model.spec.vocab_size
 
     # ---- SlotState ---------------------------------------------------------------------------
 
@@ -162,19 +169,39 @@ class LanguageModelRunner(SlotState):
         self._device_ns += time.perf_counter_ns() - started
 
     def _run(self, plan: StepPlan, results: ResultSlot) -> None:
+        if plan.masks:
+            self._draw_late(plan, results)
         batch, rows, positions = self._pack(plan)
-        logits = self._model(batch, self._kv)
-        if not rows.size:
+        if batch is None:
             return
+        logits = self._model(batch, self._kv)
+        late = plan.late_sample[rows] > 0
+        if np.count_nonzero(late):
+            self._hold(plan.slot[rows[late]], logits[torch.from_numpy(late)])
+            logits = logits[torch.from_numpy(~late)]
+            rows, positions = rows[~late], positions[~late]
+        if rows.size:
+            self._sample(plan, rows, positions, logits, results)
+
+    def _sample(
+        self,
+        plan: StepPlan,
+        rows: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        logits: Tensor,
+        results: ResultSlot,
+        allowed: Tensor | None = None,
+    ) -> None:
+        """Draw the tokens of ``rows`` of the plan, for the places ``positions``, from ``logits`` [r, vocab]."""
         slots = plan.slot[rows]
         logprobs = bool(plan.flags & FLAG_LOGPROBS)
         try:
-            sampled = self._sampler.sample(logits, slots, positions, logprobs=logprobs)
+            sampled = self._sampler.sample(logits, slots, positions, logprobs=logprobs, allowed=allowed)
         except SamplerError as error:
             if error.result is None:
                 raise StepFailed(str(error)) from error
             sampled = error.result
-            results.failed_slots = dict.fromkeys(error.slots, str(error))
+            results.failed_slots = {**results.failed_slots, **dict.fromkeys(error.slots, str(error))}
         tokens = sampled.tokens.numpy()
         self._carry[slots] = np.maximum(tokens, 0)  # a row without a token fails, but may be in flight again
         results.tokens[slots] = tokens
@@ -184,16 +211,41 @@ class LanguageModelRunner(SlotState):
             top_ids[slots] = sampled.top_ids.numpy()
             top_logprobs[slots] = sampled.top_logprobs.numpy()
 
-    def _pack(self, plan: StepPlan) -> tuple[ForwardBatch, NDArray[np.int64], NDArray[np.int64]]:
-        """The batch, the plan rows that sample, in the order of the logits, and the places of their tokens.
+    def _hold(self, slots: NDArray[np.int32], logits: Tensor) -> None:
+        """Keep ``logits`` [r, vocab] of the rows of ``slots``: a later step begins with drawing from them."""
+        if self._held is None:
+            self._held = torch.empty((self._table.count, logits.shape[1]), dtype=logits.dtype)
+        self._held[torch.from_numpy(slots.astype(np.int64))] = logits
 
-        Rows and places are int64 [r]; a place counts from the start of the sequence.
+    def _draw_late(self, plan: StepPlan, results: ResultSlot) -> None:
+        """Before anything runs: rows that sample late draw from the logits that they held, under masks."""
+        rows = np.flatnonzero((plan.late_sample > 0) & (plan.samples > 0))
+        slots = plan.slot[rows]
+        masks = {mask.slot: mask.allowed for mask in plan.masks}
+        bits = np.frombuffer(b"".join(masks[slot] for slot in slots.tolist()), np.uint8)
+        held = self._held
+        if held is None:
+            raise StepFailed(f"slots {slots.tolist()} draw late, and no logits are held here")
+        allowed = np.unpackbits(bits.reshape(rows.size, -1), axis=1, count=held.shape[1], bitorder="little")
+        logits = held[torch.from_numpy(slots.astype(np.int64))]
+        base = self._table.length[slots] - self._table.accepted[slots]
+        positions = (base + plan.counter[rows]).astype(np.int64)
+        self._sample(plan, rows, positions, logits, results, torch.from_numpy(allowed).bool())
+
+    def _pack(self, plan: StepPlan) -> tuple[ForwardBatch | None, NDArray[np.int64], NDArray[np.int64]]:
+        """The batch, the plan rows that have logits, in their order, and the places of the tokens after them.
+
+        Rows and places are int64 [r]; a place counts from the start of the sequence. None: nothing runs.
         """
         table = self._table
-        decode = np.flatnonzero(plan.source == CARRY)
+        carried = plan.source == CARRY
+        decode = np.flatnonzero(carried & (plan.late_sample != LATE_LAST))
+        if not decode.size and np.count_nonzero(carried) == plan.slot.size:
+            return None, decode, decode
         slots = plan.slot[decode]
         base = table.length[slots] - table.accepted[slots]
-        last = (base + plan.counter[decode] - 1).astype(np.int64)
+        late = plan.late_sample[decode] > 0  # it has drawn the token at its counter just now
+        last = (base + plan.counter[decode] - 1 + late).astype(np.int64)
         tokens = [self._carry[slots]]
         positions = [last]
         row_slots = [slots]
@@ -203,7 +255,7 @@ class LanguageModelRunner(SlotState):
         sample_rows = [decode]
         sample_positions = [last + 1]
         at = decode.size
-        if decode.size < plan.slot.size:
+        if np.count_nonzero(carried) < plan.slot.size:
             parts: list[PromptInputs] = []
             for row in np.flatnonzero(plan.source != CARRY).tolist():
                 slot = int(plan.slot[row])
@@ -220,7 +272,7 @@ class LanguageModelRunner(SlotState):
                 query_lens.append(part.num_tokens)
                 kv_lens.append(end)
                 at += part.num_tokens
-                if plan.samples[row]:
+                if plan.samples[row] or plan.late_sample[row]:
                     logits.append(np.array([at - 1]))
                     sample_rows.append(np.array([row]))
                     sample_positions.append(np.array([end]))

@@ -157,9 +157,17 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(
-        self, logits: Tensor, slots: NDArray[np.int32], positions: NDArray[np.int64], *, logprobs: bool
+        self,
+        logits: Tensor,
+        slots: NDArray[np.int32],
+        positions: NDArray[np.int64],
+        *,
+        logprobs: bool,
+        allowed: Tensor | None = None,
     ) -> SampleResult:
         """Draw the next token of R rows; ``logits`` [R, vocab] of any float dtype stay as they are.
+
+        ``allowed`` bool [R, vocab] forbids the other tokens; logprobs are of the raw model all the same.
 
         ``slots`` int32 [R], distinct and bound; ``positions`` int64 [R], the place of each new token in its
         whole sequence. ``logprobs`` False computes none, whoever asks. Raises SamplerError naming each row
@@ -168,6 +176,9 @@ class Sampler:
         """
         rows = slots.astype(np.int64)
         self._refuse_unbound(rows)
+        raw = logits
+        if allowed is not None:
+            logits = logits.masked_fill(~allowed, -torch.inf)
         sampled = self._sampled[rows]
         held = positions < self._free_to_stop[rows]
         processed = self._penalised[rows] | self._biased[rows] | held
@@ -180,7 +191,7 @@ class Sampler:
         result = SampleResult(tokens, None, None, None)
         scored = np.flatnonzero(self._scored[rows]) if logprobs else rows[:0]
         if len(scored):
-            result = self._score(logits, scored, tokens)
+            result = self._score(raw, scored, tokens)
         if self._device.type == "cpu":
             self.check(tokens.numpy(), slots, result)
         return result

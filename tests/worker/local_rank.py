@@ -14,6 +14,7 @@ from mstar.messages.request import Admit, Sampling
 from mstar.messages.step import Bind, open_plan
 from mstar.messages.tokens import RowFailed
 from mstar.worker.engine import build_engine
+from mstar.worker.late import Constraint
 from mstar.worker.leader import Leader
 from mstar.worker.scheduler import REPLAYS_SLAB, MicroScheduler
 from shm.slab import SlabHandle
@@ -31,6 +32,7 @@ class Prompt(NamedTuple):
     sampling: Sampling = Sampling(temperature=0.0)
     stop_ids: tuple[int, ...] = ()
     min_tokens: int = 0
+    constraint: Constraint | None = None
 
 
 class Answer(NamedTuple):
@@ -51,6 +53,7 @@ class LocalRank:
         self.replays = Replays()
         self.engine = build_engine(config, self._input, lambda *stage: None)
         limits = self.engine.limits
+        limits = limits._replace(mask_bytes=-(-self.engine.runner.vocab_size // 8))
         if horizon_tokens is not None:
             limits = limits._replace(horizon_tokens=horizon_tokens)
         grants = 2 * limits.slots + limits.pages_of(limits.max_seq_len + limits.batch_tokens)
@@ -96,7 +99,8 @@ class LocalRank:
             prompt.min_tokens,
         )
         digests = page_digests(tokens, self._page_size, self._salt) if self._salt else b""
-        self.scheduler.admit(message, tokens, digests, lambda: None)
+        held_to = () if prompt.constraint is None else (prompt.constraint,)
+        self.scheduler.admit(message, tokens, digests, lambda: None, held_to)
         return request
 
     def _turn(self, answers: dict[int, Answer]) -> None:

@@ -186,3 +186,58 @@ def test_the_default_model_gives_the_same_tokens_at_every_depth(model_dir: Path)
             local = LocalRank(model_dir, dtype="float32", threads=1, max_num_seqs=12, pipeline_depth=depth)
             found.append(tokens(local.generate(asked, stagger=2)))
         assert found[0] == found[1] == found[2]
+
+
+class Classes:
+    """A token must be in the class after the last one's: which tokens those are, only the host knows."""
+
+    def __init__(self, vocab: int, classes: int = 5) -> None:
+        self.vocab, self.classes = vocab, classes
+        self.last = 0
+
+    def allowed(self) -> bytes:
+        bits = np.arange(self.vocab) % self.classes == (self.last + 1) % self.classes
+        bits[:3] = False
+        return np.packbits(bits, bitorder="little").tobytes()
+
+    def accept(self, token: int) -> None:
+        assert token % self.classes == (self.last + 1) % self.classes
+        self.last = token
+
+
+@pytest.mark.behaviour("F-37")
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), SEEDED], ids=["greedy", "seeded"])
+def test_rows_that_draw_late_get_the_same_tokens_at_every_depth_beside_rows_that_do_not(
+    tiny_model_dir: Path, sampling: Sampling
+) -> None:
+    free = prompts(8, sampling)
+    alone = [answer for prompt in free for answer in rank_alone(tiny_model_dir, prompt)]
+    late_tokens = []
+    for depth in (0, 1, 2):
+        here = rank(tiny_model_dir, depth)
+        vocab = here.engine.runner.vocab_size
+        late = [prompt._replace(constraint=Classes(vocab), max_tokens=12) for prompt in prompts(4, sampling)]
+        answers = here.generate(
+            [part for pair in zip(late, free[:4], strict=True) for part in pair] + free[4:]
+        )
+        held = tokens(answers[:8:2])
+        assert tokens([*answers[1:8:2], *answers[8:]]) == alone
+        for given in held:
+            assert [token % 5 for token in given] == [(at + 1) % 5 for at in range(12)]
+        late_tokens.append(held)
+    assert late_tokens[0] == late_tokens[1] == late_tokens[2]
+
+
+def test_a_mask_that_allows_everything_changes_nothing(tiny_model_dir: Path) -> None:
+    class Anything(Classes):
+        def allowed(self) -> bytes:
+            return b"\xff" * (-(-self.vocab // 8))
+
+        def accept(self, token: int) -> None:
+            pass
+
+    here = rank(tiny_model_dir, 1)
+    asked = prompts(6, SEEDED)
+    free = tokens(here.generate(asked))
+    vocab = here.engine.runner.vocab_size
+    assert tokens(here.generate([each._replace(constraint=Anything(vocab)) for each in asked])) == free
