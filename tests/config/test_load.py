@@ -82,6 +82,10 @@ def test_every_default_is_accepted_from_the_file_and_from_flags(entry: Any, tmp_
             {"max_batch_tokens": 63},
             "(flag --max-num-batched-tokens), less than max_num_seqs, which is 64 (default); every sequence",
         ),
+        (
+            {"max_batch_tokens": "off", "target_itl_ms": "50"},
+            "target_itl_ms is 50 (flag --target-itl-ms), but max_batch_tokens is off (flag",
+        ),
         ({"model": ""}, "model is empty"),
         ({"listen.api_keys": ["clé"]}, "printable ASCII"),
     ],
