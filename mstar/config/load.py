@@ -205,9 +205,9 @@ def _check_together(deployment: Deployment, sources: Mapping[str, str]) -> None:
         )
     if budget == "off" and deployment.target_itl_ms is not None:
         raise ConfigError(
-            f"target_itl_ms is {deployment.target_itl_ms:g} ({sources['target_itl_ms']}), but max_batch_tokens "
-            f"is off ({sources['max_batch_tokens']}), so that prompts run whole and no step can be sized; "
-            "leave one out"
+            f"target_itl_ms is {deployment.target_itl_ms:g} ({sources['target_itl_ms']}), but "
+            f"max_batch_tokens is off ({sources['max_batch_tokens']}), so that prompts run whole and no step "
+            "can be sized; leave one out"
         )
     names = deployment.served_model_name
     if any(not name for name in (*names, deployment.model)):

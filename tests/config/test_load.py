@@ -253,10 +253,12 @@ def test_the_prefix_cache_is_a_switch_with_two_sides() -> None:
 def test_the_flags_of_a_step_are_read() -> None:
     parser = argparse.ArgumentParser()
     add_settings(parser)
-    typed = "--max-num-batched-tokens off --target-itl-ms 25 --min-chunk-tokens 16 --tp 2"
+    typed = "--max-num-batched-tokens 256 --target-itl-ms 25 --min-chunk-tokens 16 --tp 2"
     deployment = resolved(parser.parse_args(typed.split())).deployment
-    assert (deployment.max_batch_tokens, deployment.target_itl_ms) == ("off", 25.0)
+    assert (deployment.max_batch_tokens, deployment.target_itl_ms) == (256, 25.0)
     assert (deployment.min_chunk_tokens, deployment.tensor_parallel_size) == (16, 2)
+    off = resolved(parser.parse_args(["--max-num-batched-tokens", "off"])).deployment
+    assert off.max_batch_tokens == "off"
 
 
 @pytest.mark.behaviour("S0-34")
