@@ -9,17 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mstar.distributed.errors import CollectiveFailed
 from mstar.distributed.rendezvous import Rendezvous
 
-__all__ = ["CollectiveFailed", "GlooGroup", "GlooStatistics"]
+__all__ = ["GlooGroup", "GlooStatistics"]
 
 _Gloo: Any = dist.ProcessGroupGloo  # its methods are not in the library's type stubs
 _LOOPBACK = "127.0.0.1"
 _ONE_ROUND_BYTES = 1 << 20
-
-
-class CollectiveFailed(RuntimeError):
-    """A collective did not complete: a peer has died, hangs, or made another call. Nothing is repaired."""
 
 
 class GlooStatistics(NamedTuple):
@@ -33,9 +30,9 @@ class GlooStatistics(NamedTuple):
 class GlooGroup:
     """The Group of ranks that met at `rendezvous`; every rank makes the same calls in the same order.
 
-    Small tensors are summed from a gather in one round, which took half the time of gloo's two rounds
-    (tools/bench measures it), large ones by a ring. Either way every rank adds in the same order: the
-    sums are the same bits everywhere. No port is fixed, and none is open but on loopback. Raises
+    Small tensors are summed from a gather in one round, which took half the time of gloo's two rounds,
+    large ones by a ring. Either way every rank adds in the same order: the sums are the same bits
+    everywhere. No port is fixed, and none is open but on loopback. Raises
     PeerMissing; a collective raises CollectiveFailed.
     """
 

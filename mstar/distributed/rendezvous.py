@@ -8,13 +8,10 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 
+from mstar.distributed.errors import PeerMissing
 from mstar.distributed.shard import Shard
 
-__all__ = ["PeerMissing", "Rendezvous"]
-
-
-class PeerMissing(Exception):
-    """A rank of the group did not come to the rendezvous, or stopped answering, within the bound."""
+__all__ = ["Rendezvous"]
 
 
 class Rendezvous:

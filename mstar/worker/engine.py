@@ -16,6 +16,7 @@ from mstar.config.budgets import budget_overrides
 from mstar.config.digest import digest
 from mstar.config.schema import Deployment, RankConfig
 from mstar.distributed.gloo import GlooGroup
+from mstar.distributed.oneshot import OneShotGroup
 from mstar.distributed.rendezvous import Rendezvous
 from mstar.distributed.shard import WHOLE, Shard
 from mstar.engine.chunking import DEFAULT_MIN_CHUNK_TOKENS, ChunkingManagement
@@ -62,7 +63,7 @@ class Engine(NamedTuple):
     limits: Limits
     executor: Executor
     runner: LanguageModelRunner
-    group: GlooGroup | None
+    group: OneShotGroup | None
 
 
 def build_engine(
@@ -103,7 +104,7 @@ def build_engine(
         }
         stage("comparing with the other ranks", 0, 0)
         check_alike(rendezvous, facts)
-        group = GlooGroup(rendezvous)
+        group = OneShotGroup(rendezvous, GlooGroup(rendezvous))
     stage("loading weights", 0, 0)
     _log.info(
         "runs in %s on %d threads, weights %s", str(dtype).removeprefix("torch."), threads, layout.value

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from actors.actor import Actor
 from mstar.config.schema import RankConfig
+from mstar.distributed.errors import CollectiveFailed
 from mstar.messages.step import Bind
 from mstar.worker.node import REPLAYS_SLAB
 
@@ -49,7 +50,5 @@ class CellMember(Actor):
 
     async def _give_way(self, error: Exception) -> None:
         """After a broken collective, leave the peer that broke it the time to tell why."""
-        from mstar.distributed.gloo import CollectiveFailed
-
         if isinstance(error, CollectiveFailed):
             await asyncio.sleep(FIRST_WORD)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from actors.actor import PeerEvent, PeerLost
+from mstar.distributed.errors import CollectiveFailed
 from mstar.messages.prefix import read_prompt
 from mstar.messages.request import Abort, Admit, Control, control_decoder
 from mstar.messages.step import StepPlan
@@ -95,8 +96,6 @@ class RankActor(CellMember):
 
     def _blame(self, error: Exception) -> None:
         """Raise FollowerFailed for the follower whose error came before ``error``, if it was not ours."""
-        from mstar.distributed.gloo import CollectiveFailed
-
         if not isinstance(error, CollectiveFailed):
             return
         posted = [(reader, self._steps.error(reader)) for reader in range(self._steps.ring.layout.readers)]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mstar.distributed.gloo import GlooGroup
+from mstar.distributed.oneshot import OneShotGroup
 from mstar.distributed.rendezvous import Rendezvous
 from mstar.distributed.shard import Shard
 
@@ -29,6 +30,11 @@ def meeting(world: int, work: Callable[[Rendezvous], T], *, round: int = 1, time
         os.close(fd)
 
 
-def grouped(world: int, work: Callable[[GlooGroup], T]) -> list[T]:
-    """What ``work`` returns for each rank of a gloo group."""
-    return meeting(world, lambda rendezvous: work(GlooGroup(rendezvous)))
+def grouped(world: int, work: Callable[[Any], T], *, kind: str = "gloo", **options: Any) -> list[T]:
+    """What ``work`` returns for each rank of a group: "gloo", or "one-shot" over one."""
+
+    def run(rendezvous: Rendezvous) -> T:
+        gloo = GlooGroup(rendezvous)
+        return work(gloo if kind == "gloo" else OneShotGroup(rendezvous, gloo, **options))
+
+    return meeting(world, run)

@@ -1,60 +1,74 @@
-"""Sums and gathers over gloo, and the meeting of ranks before them."""
+"""Sums and gathers over gloo and over shared memory, and the meeting of ranks before them."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+from typing import Any
 
 import psutil
 import pytest
 import torch
 from torch import Tensor
 
-from mstar.distributed.gloo import CollectiveFailed, GlooGroup
+from mstar.distributed import oneshot
+from mstar.distributed.errors import CollectiveFailed, PeerMissing
+from mstar.distributed.gloo import GlooGroup
+from mstar.distributed.group import ALONE
 from mstar.distributed.layers import VocabEmbedding
-from mstar.distributed.rendezvous import PeerMissing, Rendezvous
+from mstar.distributed.oneshot import OneShotGroup
+from mstar.distributed.rendezvous import Rendezvous
 from mstar.distributed.shard import Shard
 from tests.distributed.groups import grouped, meeting
+from tests.helpers.waiting import wait_until
+
+KINDS = pytest.mark.parametrize("kind", ["gloo", "one-shot"])
 
 
+@KINDS
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("rows", [1, 16, 2000])
-def test_every_rank_gets_the_same_bits_of_the_sum(world: int, rows: int) -> None:
+def test_every_rank_gets_the_same_bits_of_the_sum(world: int, rows: int, kind: str) -> None:
     parts = [torch.randn(rows, 96, generator=torch.Generator().manual_seed(rank)) for rank in range(world)]
 
     def summed(group: GlooGroup) -> Tensor:
         with torch.inference_mode():
             return group.all_reduce(parts[group.shard.rank].clone())
 
-    sums = grouped(world, summed)
+    sums = grouped(world, summed, kind=kind)
     assert all(torch.equal(found, sums[0]) for found in sums)
     torch.testing.assert_close(sums[0], torch.stack(parts).sum(0), atol=1e-5, rtol=0)
 
 
-def test_half_precision_is_added_in_float32() -> None:
+@KINDS
+def test_half_precision_is_added_in_float32(kind: str) -> None:
     def summed(group: GlooGroup) -> float:
         x = torch.tensor([[256.0, 1.0, 1.0][group.shard.rank]], dtype=torch.bfloat16)
         return float(group.all_reduce(x))
 
-    assert grouped(3, summed) == [258.0] * 3  # one after the other in bfloat16 they would be 256
+    assert grouped(3, summed, kind=kind) == [258.0] * 3  # one after the other in bfloat16 they would be 256
 
 
-def test_a_gather_stands_in_rank_order() -> None:
+@KINDS
+def test_a_gather_stands_in_rank_order(kind: str) -> None:
     def gathered(group: GlooGroup) -> list[list[float]]:
         return group.all_gather(torch.full((2, 3), float(group.shard.rank))).tolist()
 
-    assert grouped(3, gathered) == [[[0.0] * 3 + [1.0] * 3 + [2.0] * 3] * 2] * 3
+    assert grouped(3, gathered, kind=kind) == [[[0.0] * 3 + [1.0] * 3 + [2.0] * 3] * 2] * 3
 
 
-def test_rows_that_nobody_wants_need_no_collective() -> None:
-    def empty(group: GlooGroup) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+@KINDS
+def test_rows_that_nobody_wants_need_no_collective(kind: str) -> None:
+    def empty(group: Any) -> tuple[tuple[int, ...], tuple[int, ...], int]:
         found = group.all_gather(torch.empty(0, 4)), group.all_reduce(torch.empty(0, 4))
-        return tuple(found[0].shape), tuple(found[1].shape), group.statistics().gathers
+        return tuple(found[0].shape), tuple(found[1].shape), sum(group.statistics())
 
-    assert grouped(2, empty) == [((0, 8), (0, 4), 0)] * 2
+    assert grouped(2, empty, kind=kind) == [((0, 8), (0, 4), 0)] * 2
 
 
+@KINDS
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_a_vocabulary_that_does_not_divide_is_whole_after_the_gather(world: int) -> None:
+def test_a_vocabulary_that_does_not_divide_is_whole_after_the_gather(world: int, kind: str) -> None:
     vocab, hidden = 10, 4
     weight = torch.randn(vocab, hidden, generator=torch.Generator().manual_seed(1))
 
@@ -71,7 +85,7 @@ def test_a_vocabulary_that_does_not_divide_is_whole_after_the_gather(world: int)
         layer.load("", "weight", Whole())
         return group.all_gather(layer.project(x))[:, :vocab]
 
-    for found in grouped(world, logits):
+    for found in grouped(world, logits, kind=kind):
         torch.testing.assert_close(found, x @ weight.T)
 
 
@@ -122,3 +136,55 @@ def test_a_group_listens_on_loopback_only() -> None:
         return {connection.laddr.ip for connection in psutil.Process().net_connections("inet")}
 
     assert set.union(*grouped(2, listening)) <= {"127.0.0.1", "::ffff:127.0.0.1"}
+
+
+def test_what_is_too_large_for_the_shared_memory_goes_to_the_group_below() -> None:
+    def both(group: OneShotGroup) -> tuple[float, float, int, int]:
+        sums = [float(group.all_reduce(torch.ones(count)).sum()) for count in (1024, 1025)]
+        return *sums, *group.statistics()[:2]  # type: ignore[return-value]
+
+    assert grouped(2, both, kind="one-shot", area=4096) == [(2048.0, 2050.0, 1, 1)] * 2
+
+
+def test_a_rank_that_is_late_by_many_calls_still_adds_the_right_parts() -> None:
+    def staggered(group: OneShotGroup) -> list[float]:
+        sums = []
+        for call in range(60):
+            if call % 7 == group.shard.rank:
+                for _ in range(500):
+                    os.sched_yield()
+            sums.append(float(group.all_reduce(torch.full((3,), float(call * 10 + group.shard.rank)))[2]))
+        return sums
+
+    assert grouped(3, staggered, kind="one-shot") == [[3.0 * 10 * call + 3 for call in range(60)]] * 3
+
+
+def test_a_peer_that_does_not_come_fails_the_sum_within_the_bound() -> None:
+    def alone(rendezvous: Rendezvous) -> None:
+        group = OneShotGroup(rendezvous, ALONE)
+        if rendezvous.shard.rank == 0:
+            with pytest.raises(CollectiveFailed, match=r"collective 1 of rank 0 .* rank 1 did not come"):
+                group.all_reduce(torch.ones(4))
+
+    meeting(2, alone, timeout=1.0)
+
+
+def test_a_peer_whose_process_ended_fails_the_sum_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oneshot, "_lives", lambda pid: False)
+
+    def alone(rendezvous: Rendezvous) -> None:
+        group = OneShotGroup(rendezvous, ALONE)
+        if rendezvous.shard.rank == 0:
+            with pytest.raises(CollectiveFailed, match="rank 1 has ended"):
+                group.all_reduce(torch.ones(4))
+
+    meeting(2, alone, timeout=60.0)
+
+
+def test_a_process_lives_until_it_has_ended() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    assert oneshot._lives(child.pid)
+    child.kill()
+    wait_until(lambda: not oneshot._lives(child.pid), what="the zombie to count as dead")
+    child.wait()
+    assert not oneshot._lives(child.pid)
