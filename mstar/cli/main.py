@@ -21,6 +21,7 @@ COMMANDS = {
     "generate": "continue a prompt",
     "pull": "fetch a model into the cache",
     "config": "show the resolved configuration and where each value came from",
+    "simulate": "predict what a workload would see of a deployment",
 }
 # Failures that are the user's to mend: told in one sentence. Named by text, so that none is imported.
 EXPECTED = (
