@@ -54,6 +54,7 @@ def fingerprints(scenario: Scenario) -> list[str]:
     return found
 
 
+@pytest.mark.behaviour("S0-04", "S0-07")
 @each_scenario
 def test_a_golden_plan_reads_back_as_it_was_written(scenario: Scenario) -> None:
     for seq, step in enumerate(scenario.steps, 1):
@@ -83,6 +84,7 @@ def test_every_rank_validates_a_golden_plan_and_ends_in_the_same_state(scenario:
             assert all(np.array_equal(a, b) for a, b in zip(table.tables, other[node].tables, strict=True))
 
 
+@pytest.mark.behaviour("S0-06", "S0-07", "S0-09")
 def test_a_step_without_a_chunked_row_has_four_empty_columns() -> None:
     plan = open_plan(1, _written(Step(rows=(Decode(0, 1, 1), Decode(1, 2, 4)))))
     for column in (plan.chunk_starts, plan.chunk_ends, plan.chunk_totals, plan.chunk_strides):
@@ -90,12 +92,14 @@ def test_a_step_without_a_chunked_row_has_four_empty_columns() -> None:
         assert column.dtype == np.int32
 
 
+@pytest.mark.behaviour("S0-05")
 def test_a_row_that_is_not_chunked_carries_minus_one_beside_one_that_is() -> None:
     plan = open_plan(1, _written(Step(rows=(Decode(0, 1, 1), Chunk(1, 2, 0, 8, 20)))))
     assert plan.chunk_starts.tolist() == [-1, 0]
     assert plan.chunk_strides.tolist() == [-1, 8]
 
 
+@pytest.mark.behaviour("S0-16", "S4-04")
 def test_a_first_chunk_past_a_cached_prefix_strides_to_its_end() -> None:
     plan = open_plan(1, _written(Step(rows=(Chunk(0, 1, 48, 80, 96, counter=0),))))
     assert (plan.chunk_starts[0], plan.chunk_strides[0]) == (48, 80)
@@ -118,6 +122,7 @@ def test_a_bind_too_large_for_the_tail_is_refused_by_its_size() -> None:
         write(1, Step(binds=(bind(1, 0, 8, sampling=huge),)), new_slot())
 
 
+@pytest.mark.behaviour("F-05")
 @pytest.mark.parametrize("column", range(10))
 def test_a_corrupted_column_is_noticed_before_anything_runs(column: int) -> None:
     slot = _written(Step(rows=(Decode(0, 1, 1), Chunk(1, 2, 0, 8, 20))))
@@ -162,6 +167,7 @@ def test_the_plan_that_fits_passes() -> None:
     run(_running(), write(3, GOOD, new_slot()))
 
 
+@pytest.mark.behaviour("F-05", "S0-15", "S0-29")
 @pytest.mark.parametrize(
     ("column", "row", "value", "field"),
     [
@@ -298,3 +304,42 @@ def test_more_pages_than_a_row_may_hold_are_refused() -> None:
     table = _running()
     with pytest.raises(PlanMismatch, match="pages of slot 1"):
         run(table, plan)
+
+
+@pytest.mark.behaviour("S0-08")
+@pytest.mark.parametrize("column", ["chunk_starts", "chunk_ends", "chunk_totals", "chunk_strides"])
+@pytest.mark.parametrize("size", [0, 1, 3])
+def test_a_chunk_column_of_another_length_is_refused_before_any_row_is_touched(
+    column: str, size: int
+) -> None:
+    table = _running()
+    plan = write(3, GOOD, new_slot())
+    broken = plan._replace(**{column: np.resize(getattr(plan, column), size)})
+    before = table.progress.copy(), table.generated.copy()
+    with pytest.raises(PlanMismatch, match=r"step 3, row .*chunk_") as caught:
+        run(table, broken)
+    assert caught.value.planned != caught.value.held
+    assert np.array_equal(before[0], table.progress)
+    assert np.array_equal(before[1], table.generated)
+
+
+@pytest.mark.behaviour("S0-09")
+def test_rows_without_any_chunk_column_are_no_mismatch() -> None:
+    table = _running()
+    run(table, write(3, Step(rows=(Decode(0, 1, 2),)), new_slot()))
+    assert table.generated[0] == 3
+
+
+@pytest.mark.behaviour("S0-16")
+def test_a_chunk_is_the_first_exactly_when_its_stride_is_its_end() -> None:
+    """With a cached prefix or without: what the record says of the first chunk and of the later ones."""
+    for cached in (0, 16, 48):
+        table = SlotTable(16, (8,))
+        first = Step(rows=(Chunk(0, 1, cached, 64, 96, counter=0),), binds=(bind(1, 0, 96),))
+        plan = write(1, first, new_slot())
+        assert plan.chunk_strides.tolist() == plan.chunk_ends.tolist()
+        run(table, plan)
+        plan = write(2, Step(rows=(Chunk(0, 1, 64, 96, 96),)), new_slot())
+        assert plan.chunk_strides.tolist() == [32]
+        run(table, plan)
+        assert table.progress[0] == 96

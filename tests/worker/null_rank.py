@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mstar.engine.device import CpuDevice, StepFailed
-from mstar.engine.executor import Executor, SlotState
+from mstar.engine.executor import Executor, RowRefused, SlotState
 from mstar.engine.results import ResultSlot
 from mstar.engine.slot_table import SlotTable
 from mstar.messages.prefix import page_digests
@@ -72,6 +72,10 @@ class Replays:
         self._next = 0
         self._most = blocks
 
+    def limit(self, blocks: int) -> None:
+        """From now on there are so many blocks."""
+        self._most = blocks
+
     def lease(self, nbytes: int) -> SlabHandle:
         if len(self.blocks) >= self._most:
             raise SlabExhausted("no block")
@@ -93,6 +97,11 @@ class Steps:
         size = slot_places(layout)[1]
         memory = memoryview(bytearray(layout.slots * size))
         self._slots = [StepSlot(memory, i * size, layout) for i in range(layout.slots)]
+
+    def narrow(self, grants: int) -> None:
+        """From now on a record has room for so many grants."""
+        for slot in self._slots:
+            slot.grants = slot.grants[:, :grants]
 
     def begin(self, seq: int) -> StepSlot:
         return self._slots[seq % len(self._slots)]
@@ -130,6 +139,8 @@ class NullRank(SlotState):
         self.constraints: dict[int, Constraint] = {}
         """What those admitted next are held to; they draw the lowest token that they may."""
         self.released: list[int] = []
+        self.refuse: dict[int, str] = {}
+        """Requests that cannot be prepared, and why."""
         self.on_launch: Callable[[StepPlan], None] = lambda plan: None
         self._carry = np.full(rows, -1, np.int64)
         cells = limits.pages * limits.page_size
@@ -233,6 +244,8 @@ class NullRank(SlotState):
     def bind(self, bind: Bind, tokens: NDArray[np.int32]) -> None:
         assert tokens.size == bind.length
         self._carry[bind.slot] = -1
+        if bind.request in self.refuse:
+            raise RowRefused(self.refuse[bind.request])
 
     def drop(self, slot: int, request: int) -> None:
         self._carry[slot] = -1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mstar.messages.step import StepPlan
+from mstar.messages.step import HELD, INPUT, StepPlan
 from mstar.messages.tokens import LENGTH, STOP
 from tests.worker.null_rank import LIMITS, STOP_ID, NullRank, expected
 
@@ -49,6 +49,7 @@ def test_a_row_that_ends_by_its_budget_never_rides_for_nothing(depth: int) -> No
     assert rank.scheduler.statistics().stale_results == 0
 
 
+@pytest.mark.behaviour("B-06")
 @DEPTHS
 def test_a_row_that_stopped_rides_at_most_depth_more_steps(depth: int) -> None:
     rank = NullRank(LIMITS._replace(depth=depth))
@@ -71,6 +72,7 @@ def test_the_same_steps_run_whatever_the_depth_withholds(depth: int) -> None:
     assert max(in_flight) == depth + 1
 
 
+@pytest.mark.behaviour("B-07")
 @pytest.mark.behaviour("F-35")
 @DEPTHS
 @pytest.mark.parametrize("turns", range(16))
@@ -234,6 +236,7 @@ def test_an_admission_that_contradicts_itself_is_refused_and_the_cell_lives(
     assert rank.kept[2].tokens == expected(2, 5, 4)
 
 
+@pytest.mark.behaviour("B-12", "F-32")
 def test_a_failed_step_ends_its_rows_and_nobody_else() -> None:
     rank = NullRank(LIMITS._replace(depth=2))
     rank.admit(1, max_tokens=30)
@@ -267,6 +270,7 @@ def test_a_full_waiting_line_refuses_with_429() -> None:
     assert rank.kept[2].tokens == expected(2, 5, 4)
 
 
+@pytest.mark.behaviour("S0-37")
 def test_a_step_never_runs_more_tokens_than_its_budget() -> None:
     rank = NullRank(LIMITS._replace(depth=1))
     sizes: list[int] = []
@@ -281,6 +285,7 @@ def test_a_step_never_runs_more_tokens_than_its_budget() -> None:
     assert max(sizes) <= LIMITS.batch_tokens
 
 
+@pytest.mark.behaviour("S0-38")
 def test_ready_rows_decode_in_every_step_with_room() -> None:
     rank = NullRank(LIMITS._replace(depth=1))
     rank.admit(1, prompt=4, max_tokens=40)
@@ -380,3 +385,118 @@ def test_slots_are_taken_lowest_first_so_that_plans_stay_short() -> None:
     rank.admit(9, max_tokens=2)
     rank.turn()
     assert np.flatnonzero(rank.node.slots.owner >= 0).tolist() == [0]
+
+
+@pytest.mark.behaviour("S0-33")
+@DEPTHS
+def test_only_the_final_chunk_gives_a_token_and_gives_it_once(depth: int) -> None:
+    rank = NullRank(LIMITS._replace(depth=depth))
+    samples: list[tuple[int, int]] = []
+
+    def watch(plan: StepPlan) -> None:
+        if plan.chunk_starts.size:
+            samples.append((int(plan.chunk_ends[-1]), int(plan.samples[-1])))
+
+    rank.on_launch = watch
+    rank.admit(1, prompt=100, max_tokens=3)
+    rank.drain()
+    assert [end for end, _ in samples] == [32, 64, 96, 100]
+    assert [count for _, count in samples] == [0, 0, 0, 1]
+    assert rank.kept[1].tokens == expected(1, 100, 3)
+
+
+@pytest.mark.behaviour("S0-17")
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_row_mid_prefill_runs_on_from_its_held_input_while_a_step_is_in_flight(depth: int) -> None:
+    rank = NullRank(LIMITS._replace(depth=depth))
+    seen: list[tuple[int, int, int, int]] = []
+
+    def watch(plan: StepPlan) -> None:
+        for row in (plan.request == 2).nonzero()[0].tolist():
+            in_flight = rank.scheduler.pipeline.in_flight
+            seen.append((in_flight, int(plan.source[row]), int(plan.counter[row]), int(plan.samples[row])))
+
+    rank.on_launch = watch
+    rank.admit(1, prompt=4, max_tokens=30)
+    for _ in range(4):
+        rank.turn()
+    rank.admit(2, prompt=90, max_tokens=2)
+    rank.drain()
+    chunks = seen[:3]
+    assert all(in_flight == depth + 1 for in_flight, *_ in chunks)  # the step itself and those before it
+    assert [source for _, source, _, _ in chunks] == [INPUT, HELD, HELD]
+    counters = [counter for _, _, counter, _ in chunks]
+    assert counters == [0, 31, 62]  # tokens, never chunks; no iteration is counted for a step in flight
+    assert rank.kept[2].tokens == expected(2, 90, 2)
+
+
+@pytest.mark.behaviour("B-04")
+def test_a_chunk_that_finds_no_room_in_the_record_leaves_its_row_as_it_was() -> None:
+    """The record holds the pages of one prompt at a time: the other row waits, and loses nothing."""
+    rank = NullRank(LIMITS._replace(page_size=1, pages=300, batch_tokens=256, max_seq_len=256))
+    widest = rank.steps.begin(1).grants.shape[1]
+    rank.steps.narrow(140)
+    assert widest > 140
+    chunks: list[list[tuple[int, int, int]]] = []
+
+    def watch(plan: StepPlan) -> None:
+        columns = (plan.request, plan.chunk_starts, plan.chunk_ends)
+        if plan.chunk_starts.size:
+            chunks.append([row for row in zip(*(c.tolist() for c in columns), strict=True) if row[1] >= 0])
+
+    rank.on_launch = watch
+    rank.admit(1, prompt=120, max_tokens=2)
+    rank.admit(2, prompt=120, max_tokens=2)
+    rank.drain()
+    assert chunks[:2] == [[(1, 0, 120)], [(2, 0, 120)]]
+    for request in (1, 2):
+        assert rank.kept[request].tokens == expected(request, 120, 2)
+    rank.check_idle()
+
+
+@pytest.mark.behaviour("B-04")
+def test_a_preempted_row_that_finds_no_block_for_its_tokens_waits_in_its_place() -> None:
+    rank = NullRank(LIMITS._replace(pages=24, slots=6, horizon_tokens=4))
+    rank.replays.limit(0)
+    for request in range(1, 7):
+        rank.admit(request, prompt=8, max_tokens=60)
+    for _ in range(200):
+        rank.turn()
+    assert rank.scheduler.statistics().preempted > 0
+    rank.replays.limit(64)
+    rank.drain()
+    for request in range(1, 7):
+        assert rank.kept[request].tokens == expected(request, 8, 60)
+    rank.check_idle()
+
+
+@pytest.mark.behaviour("S0-28")
+@pytest.mark.parametrize("rows", [40, 64])
+def test_a_short_prompt_that_comes_while_many_rows_decode_runs_in_the_next_step(rows: int) -> None:
+    rank = NullRank(LIMITS._replace(slots=rows + 1, pages=4096, batch_tokens=rows + 32, depth=1))
+    for request in range(1, rows + 1):
+        rank.admit(request, prompt=4, max_tokens=100)
+    while rank.scheduler.statistics().generated_tokens < 3 * rows:
+        rank.turn()
+    before = rank.scheduler.pipeline.planned
+    rank.admit(rows + 1, prompt=20, max_tokens=2)
+    while not rank.kept[rows + 1].tokens:
+        rank.turn()
+    first = next(seq for seq, requests, _ in rank.plans if rows + 1 in requests)
+    assert first == before + 1
+    assert rank.scheduler.pipeline.landed <= first + 1
+    rank.drain()
+
+
+@pytest.mark.behaviour("B-12")
+def test_a_row_that_cannot_be_prepared_fails_alone() -> None:
+    rank = NullRank(LIMITS._replace(depth=1))
+    rank.refuse[2] = "no such token"
+    for request in (1, 2, 3):
+        rank.admit(request, prompt=6, max_tokens=8)
+    rank.drain()
+    assert [failure.message for failure in rank.kept[2].failed] == ["no such token"]
+    assert rank.kept[2].tokens == []
+    for request in (1, 3):
+        assert rank.kept[request].tokens == expected(request, 6, 8)
+    rank.check_idle()
