@@ -47,11 +47,14 @@ class _Compiler:
         edges = [self._edge(walk, route) for walk, route in self.routes]
         place_edges: list[list[int]] = [[] for _ in range(self.first_place[-1])]
         loop_edges: list[list[int]] = [[] for _ in self.loops]
+        back_edges: list[list[int]] = [[] for _ in self.loops]
         consumers: list[list[int]] = [[] for _ in range(self.first_place[-1])]
-        for edge, ((walk, route), (_, place, _, leaving, _, _)) in enumerate(
-            zip(self.routes, edges, strict=True)
-        ):
-            (place_edges[place] if leaving == NONE else loop_edges[leaving]).append(edge)
+        for edge, ((walk, route), row) in enumerate(zip(self.routes, edges, strict=True)):
+            _, place, _, leaving, _, scope = row
+            if scope != NONE:
+                back_edges[scope].append(edge)
+            else:
+                (place_edges[place] if leaving == NONE else loop_edges[leaving]).append(edge)
             target = self.first_place[walk] + route.target
             if route.kind in _INSIDE and target not in consumers[place]:
                 consumers[place].append(target)
@@ -81,6 +84,7 @@ class _Compiler:
             place_ports=_ranges(_split(self.first_port)),
             place_edges=_ranges(place_edges),
             loop_edges=_ranges(loop_edges),
+            back_edges=_ranges(back_edges),
             consumers=_ranges(consumers),
             ready=_ranges(self._ready(ports)),
             members=_ranges(members),

@@ -61,7 +61,6 @@ class Masks:
         self.edge_output: list[int] = edge.output.tolist()
         self.edge_place: list[int] = edge.place.tolist()
         self.edge_port: list[int] = edge.port.tolist()
-        self.edge_scope: list[int] = edge.scope.tolist()
         kinds: list[int] = edge.kind.tolist()
         self.delivers = [
             kind == RouteKind.FORWARD and self._ours[self.port_place[q]]
@@ -70,6 +69,7 @@ class Masks:
         self.leaves = [kind in (RouteKind.CLIENT, RouteKind.STREAM) for kind in kinds]
         self.place_edges = [tuple(program.place_edges.of(p)) for p in range(len(self.node))]
         self.loop_edges = [tuple(program.loop_edges.of(at)) for at in loops]
+        self.back_edges = [tuple(program.back_edges.of(at)) for at in loops]
 
         self.partition: list[int] = walk.partition.tolist()
         self.gate: list[int] = walk.gate.tolist()

@@ -163,10 +163,10 @@ class Loop:
     The counter begins at ``start``: what the cap includes, but was counted before the Loop began, as the
     token that a prefill samples is part of a budget of tokens. So there are ``cap - start`` counts left
     to make. An edge from the body to a node before its source, or to the source itself, goes back: its
-    value is carried into the next iteration. Inputs from outside are held through the Loop. Edges in
-    ``outputs`` leave when the Loop ends, with the values of the last iteration; an edge of the body may
-    only leave the Loop to CLIENT or as a StreamingGraphEdge, and does so with every iteration. Raises
-    GraphError.
+    value is carried into the next iteration, when there is one. Inputs from outside are held through the
+    Loop. Edges in ``outputs`` leave when the Loop ends, with the values of the last iteration; an edge of
+    the body may only leave the Loop to CLIENT or as a StreamingGraphEdge, and does so with every
+    iteration. Raises GraphError.
     """
 
     name: str

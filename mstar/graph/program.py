@@ -61,9 +61,9 @@ class Edges(NamedTuple):
     """Columns by edge.
 
     ``kind`` is a layout.RouteKind, ``place`` makes the value and ``output`` is that output's id.
-    ``exit`` is the Loop with whose end the edge leaves; NONE: with each completion of its place.
     ``port`` is what it feeds, for a stream in another walk; NONE to the client and the next walk.
-    ``scope`` is the Loop that an edge which goes back belongs to, else NONE.
+    ``scope`` is the Loop with whose next iteration an edge leaves that goes back, else NONE. ``exit`` is
+    the Loop whose output it is, with whose end it leaves unless it goes back, or NONE.
     """
 
     kind: Column
@@ -110,8 +110,9 @@ class Program(NamedTuple):
 
     ``nodes`` to ``edge_names`` are the names by id. ``walk_places``, ``place_ports`` and so on list the
     ids that belong to a row; ``ready`` the places of a walk that can run once all its inputs from
-    outside are there, streams apart. ``place_edges`` leave with each completion of a place,
-    ``loop_edges`` when a Loop ends, ``consumers`` are the places that a place feeds within its walk.
+    outside are there, streams apart. ``place_edges`` leave with each completion of a place, ``loop_edges``
+    when a Loop ends, ``back_edges`` when it begins another iteration. ``consumers`` are the places that a
+    place feeds within its walk.
     ``place_of`` is [walks, nodes], NONE where the node is not in the walk. A step runs under a label: a
     walk's id, or ``len(walks) + c`` for combined walk c, whose members are ``members.of(c)``;
     ``label_of`` [nodes, walks] is the label of the combined walk of a node and walk, or NONE.
@@ -136,6 +137,7 @@ class Program(NamedTuple):
     place_ports: Ranges
     place_edges: Ranges
     loop_edges: Ranges
+    back_edges: Ranges
     consumers: Ranges
     ready: Ranges
     members: Ranges

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from enum import IntEnum
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -325,7 +326,7 @@ class GraphRuntime:
             stopped |= self._check_stop(slot, walk, place, stride, stop)
         done = self._done[partition][slot] | masks.place_bit[place]
         turn = self._turn(slot, place, done, stopped, stride)
-        edges = self._edges(slot, place, outputs, stopped, turn)
+        edges = self._edges(slot, place, outputs, turn)
 
         self._flying[slot] &= ~masks.node_bit[node]
         self._done[partition][slot] = done
@@ -368,16 +369,12 @@ class GraphRuntime:
             loop, stride = masks.parent[loop], 1
         return _Turn(tuple(ended), NONE, tuple(counters))
 
-    def _edges(
-        self, slot: int, place: int, outputs: Collection[int] | None, stopped: int, turn: _Turn
-    ) -> list[int]:
+    def _edges(self, slot: int, place: int, outputs: Collection[int] | None, turn: _Turn) -> list[int]:
         """The edges that leave with a completion. Raises WalkStateError for what can't go missing."""
         masks = self._masks
         edges: list[int] = []
-        lists = (masks.place_edges[place], *(masks.loop_edges[loop] for loop in turn.ended))
-        for edge in (edge for edges_of in lists for edge in edges_of):
-            if not self._goes_on(slot, masks.edge_scope[edge], stopped, turn):
-                continue
+        back = masks.back_edges[turn.again] if turn.again != NONE else ()
+        for edge in chain(masks.place_edges[place], *(masks.loop_edges[loop] for loop in turn.ended), back):
             if outputs is None or masks.edge_place[edge] != place or masks.edge_output[edge] in outputs:
                 edges.append(edge)
             elif not masks.leaves[edge]:
@@ -386,14 +383,6 @@ class GraphRuntime:
                     f"{self.program.edge_names[edge]!r}, which is waited for"
                 )
         return edges
-
-    def _goes_on(self, slot: int, scope: int, stopped: int, turn: _Turn) -> bool:
-        """Whether the Loop that an edge goes back in has another iteration; True where it goes forward."""
-        if scope in (NONE, turn.again):
-            return True
-        if scope in turn.ended or stopped & self._masks.loop_bit[scope]:
-            return False
-        return int(self.counter[scope, slot]) + 1 < int(self.cap[scope, slot])
 
     def _repeat(self, slot: int, partition: int, loop: int, ready: list[int]) -> None:
         """Begin the next iteration of ``loop``: what it makes is due again, the rest it holds."""

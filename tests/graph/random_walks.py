@@ -19,6 +19,10 @@ from tests.graph.drive import Drive
 from tests.graph.models import one_walk
 
 
+DEPTH = 4
+"""How deep sections lie in each other."""
+
+
 @dataclass
 class Spot:
     """A node to be: where it lies, and the edges it has been given."""
@@ -43,7 +47,7 @@ class Wire:
 
 
 class RandomWalk:
-    """A walk of up to about ten nodes, drawn with ``rng``: Sequentials, Parallels and Loops in each other."""
+    """A walk of a few nodes, up to about twenty, drawn with ``rng``: Sequentials, Parallels and Loops in each other."""
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng
@@ -52,7 +56,7 @@ class RandomWalk:
         self.caps: dict[str, int] = {}
         self.outside: list[str] = []
         self._names = count()
-        self._shape = self._draw(2, (), ())
+        self._shape = self._draw(DEPTH, (), ())
         for at, spot in enumerate(self.spots):
             self._feed(at, spot)
             if rng.random() < 0.3:
@@ -65,7 +69,8 @@ class RandomWalk:
 
     def _draw(self, depth: int, loops: tuple[str, ...], branches: tuple[tuple[int, int], ...]) -> object:
         """A tree of names and (kind, name, parts)."""
-        kind = self.rng.choice(("node", "sequential", "parallel", "loop")) if depth else "node"
+        kind = self.rng.choice(("node", "sequential", "parallel", "loop", "loop")) if depth else "node"
+        kind = "sequential" if depth == DEPTH else kind
         if kind == "node":
             spot = Spot(f"n{len(self.spots)}", loops, branches)
             self.spots.append(spot)
@@ -197,11 +202,10 @@ class Account:
                 flying.append(node)
                 continue
             node = flying.pop(self.rng.randrange(len(flying)))
-            run = self.ran[node]
             self.ran[node] += 1
             routed = self.drive.complete(node)
             for name in self.drive.edges(routed):
-                self.move(self._wire[name], run)
+                self.move(self._wire[name])
             ready += self.drive.ready(routed)
             if routed.ended is not Ended.NOTHING:
                 assert routed.ended is Ended.PARTITION
@@ -210,8 +214,9 @@ class Account:
                 return
         raise AssertionError("the walk does not end")
 
-    def move(self, wire: Wire, run: int) -> None:
-        """A value left: it is of the iteration of the Loops that it left in."""
+    def move(self, wire: Wire) -> None:
+        """A value left, of the last run of its source: of the iteration of the Loops that it left in."""
+        run = self.ran[wire.source.name] - 1
         name = str(wire.edge) + wire.source.name
         at = self.walk.iteration(wire.source.loops, run)[: len(wire.around)]
         self.carried[name] += 1

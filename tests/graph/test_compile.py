@@ -35,10 +35,11 @@ def test_every_table_is_int32_and_cannot_be_written(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_every_edge_leaves_with_its_place_or_with_one_loop(name: str) -> None:
+def test_every_edge_leaves_at_one_time(name: str) -> None:
     program = compile_graph(GRAPHS[name])
     lists = [program.place_edges.of(p) for p in range(program.place.node.size)]
-    lists += [program.loop_edges.of(loop) for loop in range(len(program.loops))]
+    for edges in (program.loop_edges, program.back_edges):
+        lists += [edges.of(loop) for loop in range(len(program.loops))]
     assert sorted(edge for edges in lists for edge in edges) == list(range(len(program.edge_names)))
 
 

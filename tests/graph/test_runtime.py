@@ -301,7 +301,6 @@ def test_what_was_in_flight_when_its_partition_ended_completes_without_effect() 
     assert drive.admit("run") == ["a", "b"]
 
 
-@pytest.mark.behaviour("S3-28")
 def test_a_partition_that_ended_starts_nothing_again() -> None:
     runtime = decoding(1, cap=2)
     runtime.advance(IDS.decode_loop, np.array([0]))

@@ -38,7 +38,6 @@ def test_an_order_cannot_be_changed_through_what_it_was_made_of() -> None:
     assert made.inputs["a"] == ("x",)
 
 
-@pytest.mark.behaviour("S3-32")
 def test_a_walk_that_may_end_the_partition_can_also_be_followed_by_another() -> None:
     aligned = order("decode", "decode align", Transition("decode", "align"))
     assert aligned.walks == ("decode", "align")
