@@ -111,7 +111,7 @@ class Cell:
         layout = StepLayout(
             max_rows=max(limits.slots for limits in house.nodes),
             max_grants=max(_most_grants(limits) for limits in house.nodes),
-            tail_bytes=house.nodes[0].tail_bytes,
+            tail_bytes=max(limits.tail_bytes for limits in house.nodes),
             slots=house.slots,
             readers=house.ranks - 1,
         )

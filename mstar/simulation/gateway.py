@@ -1,4 +1,4 @@
-"""The gateway's books without its sockets: the real RequestBook, TextStream and Conductor, and one client each."""
+"""The gateway's books without its sockets: the real RequestBook, TextStream and Conductor."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Ask(NamedTuple):
     prompt: NDArray[np.int32]
     max_tokens: int
     node: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
     stop_at: int = 0
     text_at: int = 0
     refused: bool = False
@@ -81,7 +81,7 @@ _FINISHES = {"stop": STOP, "length": LENGTH}
 
 
 class VirtualGateway:
-    """Owns the requests. ``explained`` says of an error's code and text whether something planted explains it."""
+    """Owns the requests. ``unexplained`` are errors that clients got for nothing that was planted."""
 
     def __init__(
         self,

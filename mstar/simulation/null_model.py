@@ -80,7 +80,7 @@ class NullModel(SlotState):
         self._held[slot] = 0
 
     def spoil(self, plan: StepPlan) -> None:
-        """The step failed before it ran: what its rows would read later is not there, until they are dropped."""
+        """The step failed before it ran: until they are dropped, its rows find nothing to read."""
         self._broken.update(plan.slot.tolist())
 
     @property

@@ -9,14 +9,27 @@ import msgspec
 import numpy as np
 
 from mstar.simulation.faults import Death, Faults, Hog, OutOfMemory, RankFaults
+from mstar.simulation.invariants import Broken
 from mstar.simulation.world import Outcome, World
 from mstar.worker.budget import StepWork
 from mstar.worker.limits import Limits
 
-__all__ = ["LinearCost", "Schedule", "Wish", "draw", "from_text", "play", "skewed", "to_text"]
+__all__ = [
+    "LinearCost",
+    "Schedule",
+    "Wish",
+    "check_skew",
+    "draw",
+    "from_text",
+    "limits",
+    "play",
+    "skewed",
+    "to_text",
+]
 
 _MOST_EVENTS = 60_000
 _VOCABULARY = 1000
+_MANY = 1 << 16
 
 
 class LinearCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,11 +79,11 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     faults: Faults = Faults()
     channel_delay_ns: int = 0
     ring_delay_ns: int = 0
-    channel_records: int = 1 << 16
-    prompts: int = 1 << 16
+    channel_records: int = _MANY
+    prompts: int = _MANY
     replays: int = 64
     ring_slots: int = 8
-    capacity: int = 1 << 16
+    capacity: int = _MANY
 
 
 def play(schedule: Schedule) -> Outcome:
@@ -107,6 +120,16 @@ def play(schedule: Schedule) -> Outcome:
             leave = world.abort if wish.ended else world.disconnect
             leave(wish.leaves_ns, request)
     return world.run()
+
+
+def check_skew(schedule: Schedule) -> None:
+    """No rank's clock decides anything: however they are off, the same steps run. Raises Broken."""
+    plain, off = play(schedule), play(skewed(schedule, 3_333_333_333))
+    for mine, other in zip(plain.steps, off.steps, strict=False):
+        if mine != other:
+            raise Broken("clock", f"step {mine.seq} is another one when clocks are off: {mine}, {other}")
+    if len(plain.steps) != len(off.steps) or plain.events != off.events:
+        raise Broken("clock", f"{len(plain.steps)} steps become {len(off.steps)} when clocks are off")
 
 
 def limits(node: dict[str, int]) -> Limits:
@@ -176,9 +199,9 @@ def draw(seed: int) -> Schedule:
         groups = tuple(
             tuple(sorted({0, *random.sample(range(ranks), random.randint(1, ranks))})) for _ in nodes
         )
-    span = random.choice((0, 100_000, 1_000_000))
-    wishes = tuple(_wish(random, nodes, span) for _ in range(random.choice((1, 2, 3, 5, 8))))
-    step_ns = random.choice((0, 5_000, 50_000))
+    span = random.choice((0, 0, 30_000, 300_000))
+    wishes = tuple(_wish(random, nodes, span) for _ in range(random.choice((1, 3, 5, 8, 12))))
+    step_ns = random.choice((0, 2_000, 10_000, 50_000))
     return Schedule(
         seed=seed,
         nodes=nodes,
@@ -188,32 +211,37 @@ def draw(seed: int) -> Schedule:
         inline=random.random() < 0.4,
         cost=LinearCost(step_ns, random.choice((0, 500)), random.choice((0, 0, 2_000))),
         faults=_faults(random, ranks, span),
-        channel_delay_ns=random.choice((0, 2_000, 100_000)),
-        ring_delay_ns=random.choice((0, 2_000, 100_000)),
-        channel_records=random.choice((1 << 16, 1 << 16, 3, 1)),
-        prompts=random.choice((1 << 16, 1 << 16, 4, 2)),
-        replays=random.choice((64, 64, 1)),
+        channel_delay_ns=random.choice((0, 2_000, 30_000, 200_000)),
+        ring_delay_ns=random.choice((0, 2_000, 30_000, 200_000)),
+        channel_records=_rarely(random, _MANY, 4, 1),
+        prompts=_rarely(random, _MANY, 4, 2),
+        replays=_rarely(random, 64, 1),
         ring_slots=random.choice((3, 4, 8)),
-        capacity=random.choice((1 << 16, 1 << 16, 3)),
+        capacity=_rarely(random, _MANY, 4),
     )
 
 
+def _rarely(random: Random, usual: int, *others: int) -> int:
+    """``usual``, and one time in eight one of ``others``."""
+    return usual if random.random() < 0.875 else random.choice(others)
+
+
 def _node(random: Random, depth: int) -> dict[str, int]:
-    slots = random.choice((1, 2, 3, 5, 8))
+    slots = random.choice((1, 2, 3, 5, 8, 8))
     page_size = random.choice((1, 2, 4, 8))
     max_seq_len = random.choice((16, 32, 48))
     row = -(-max_seq_len // page_size)
     node = {
         "slots": slots,
         "max_seq_len": max_seq_len,
-        "pages": random.choice((row, row + 1, row + slots, 2 * row, slots * row)),
+        "pages": random.choice((row, row + slots, 2 * row, (slots + 1) * row // 2, slots * row)),
         "page_size": page_size,
         "batch_tokens": slots + random.choice((0, 1, 4, 12, 60)),
         "min_chunk_tokens": random.choice((1, 3, 8, 16)),
         "depth": depth,
-        "max_waiting": random.choice((64, 64, 64, 2)),
-        "tail_bytes": random.choice((4096, 4096, 640)),
-        "horizon_tokens": random.choice((1, 4, 16, 256)),
+        "max_waiting": _rarely(random, 64, 2),
+        "tail_bytes": _rarely(random, 4096, 640),
+        "horizon_tokens": random.choice((1, 1, 4, 256)),
     }
     if random.random() < 0.15:
         node["chunked"] = 0
@@ -232,9 +260,10 @@ def _wish(random: Random, nodes: tuple[dict[str, int], ...], span: int) -> Wish:
     node = random.randrange(len(nodes))
     most = nodes[node]["max_seq_len"]
     misfit = random.random() < 0.02
-    max_tokens = random.choice((1, 2, 3, 5, 8, 12))
-    prompt = random.randint(1, most - max_tokens) if random.random() < 0.6 else random.randint(1, 6)
+    max_tokens = random.choice((1, 2, 3, 5, 8, 12, 14))
+    prompt = random.randint(1, most - max_tokens) if random.random() < 0.5 else random.randint(1, 6)
     at_ns = random.randint(0, span)
+    count = random.choice((1, 1, 1, 1, 2, 3))
     fate = random.random()
     return Wish(
         at_ns=at_ns,
@@ -242,11 +271,11 @@ def _wish(random: Random, nodes: tuple[dict[str, int], ...], span: int) -> Wish:
         max_tokens=max_tokens,
         family=random.choice((0, 0, 1, random.randint(2, 9))),
         node=node,
-        count=random.choice((1, 1, 1, 1, 2, 3)),
+        count=count,
         stop_at=random.randint(1, max_tokens) if random.random() < 0.2 else 0,
         text_at=random.randint(1, max_tokens) if random.random() < 0.1 else 0,
         refused=random.random() < 0.03,
-        leaves_ns=at_ns + int(random.random() ** 2 * 1_000_000) if fate < 0.25 else -1,
+        leaves_ns=at_ns + int(random.random() ** 2 * 600_000) if fate < 0.25 else -1,
         ended=fate < 0.08,
     )
 

@@ -1,0 +1,1 @@
+"""The simulator: random schedules, planted faults, and what must be caught."""
