@@ -192,7 +192,7 @@ class LanguageModelRunner(SlotState):
         results: ResultSlot,
         allowed: Tensor | None = None,
     ) -> None:
-        """Draw the tokens of ``rows`` of the plan, for the places ``positions``, from ``logits`` [r, vocab]."""
+        """Draw tokens of ``rows`` of the plan, for the places ``positions``, from ``logits`` [r, vocab]."""
         slots = plan.slot[rows]
         logprobs = bool(plan.flags & FLAG_LOGPROBS)
         try:

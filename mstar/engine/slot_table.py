@@ -1,7 +1,8 @@
 """SlotTable: what a rank knows of the slots of one node, and the check of every plan against it.
 
-A rank learns all of it from plans (binds, grants, drops, rows). Sans-IO and plain numpy: a device
-stands on it, the simulator and the tests use it alone.
+A rank learns all of it from plans (binds, grants, drops, rows), and moves its requests through the graph
+by them: the Loops that run in every step are columns of the graph's own state. Sans-IO and plain numpy: a
+device stands on it, the simulator and the tests use it alone.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mstar.graph.compile import compile_graph
+from mstar.graph.runtime import GraphRuntime
 from mstar.messages.step import INPUT, LATE_LAST, LATE_RUN, Bind, StepPlan
+from mstar.model.graphs import Walks, language_model
 
 __all__ = ["FREE", "PlanMismatch", "SlotTable", "SlotTableStatistics"]
 
 FREE = -1
-PENDING = 2**31 - 1
-"""``generated`` of a slot whose input has not run: no counter equals it and stays below a cap."""
+
+_PROGRAM = compile_graph(language_model())
+_WALKS = Walks.of(_PROGRAM)
 
 _ZERO: NDArray[np.int32] = np.array(0, np.int32)
 _NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
@@ -47,20 +52,21 @@ class SlotTable:
     ``owner`` is the request or FREE; ``length`` the prepared length of its input in tokens,
     ``accepted`` of them generated earlier; ``progress`` how far the chunk Loop has come;
     ``generated`` how far the decode Loop has come, PENDING until the input has run, and ``cap`` its
-    end; ``late`` rows draw under masks. ``tables[p]`` is int32 [slots, pages of a row] of pool ``p``,
-    ``held[p]`` int32 [slots] how many of them are granted.
+    end: these are columns of ``graph``. ``late`` rows draw under masks. ``tables[p]`` is int32 [slots,
+    pages of a row] of pool ``p``, ``held[p]`` int32 [slots] how many of them are granted.
     """
 
     def __init__(self, slots: int, pool_pages: tuple[int, ...]) -> None:
         self.count = slots
         self.seq = 0
+        self.graph = graph = GraphRuntime(_PROGRAM, slots)
         self.owner: NDArray[np.int64] = np.full(slots, FREE, np.int64)
         self.attempt: NDArray[np.int32] = np.zeros(slots, np.int32)
-        self.length: NDArray[np.int32] = np.zeros(slots, np.int32)
         self.accepted: NDArray[np.int32] = np.zeros(slots, np.int32)
-        self.progress: NDArray[np.int32] = np.zeros(slots, np.int32)
-        self.generated: NDArray[np.int32] = np.zeros(slots, np.int32)
-        self.cap: NDArray[np.int32] = np.zeros(slots, np.int32)
+        self.progress: NDArray[np.int32] = graph.counter[_WALKS.prompt_loop]
+        self.length: NDArray[np.int32] = graph.cap[_WALKS.prompt_loop]
+        self.generated: NDArray[np.int32] = graph.counter[_WALKS.decode_loop]
+        self.cap: NDArray[np.int32] = graph.cap[_WALKS.decode_loop]
         self.late: NDArray[np.bool_] = np.zeros(slots, np.bool_)
         self._late_rows = 0
         self.tables: list[NDArray[np.int32]] = [np.full((slots, pages), -1, np.int32) for pages in pool_pages]
@@ -122,7 +128,7 @@ class SlotTable:
         for slot, stride, final in moved:
             self.progress[slot] += stride
             if final:
-                self.generated[slot] = self.accepted[slot] + (not self.late[slot])
+                self._end_input(slot, sampled=not self.late[slot])
 
     def _count_chunks(self, plan: StepPlan, n: int) -> int:
         """How many rows are chunked; they come last."""
@@ -166,8 +172,21 @@ class SlotTable:
             return
         self._find_fault(plan, plain)
         whole = plan.source[:plain] == INPUT
-        self.progress[slots[whole]] = self.length[slots[whole]]
-        self.generated[slots] = np.where(whole, self.accepted[slots], counter) + samples
+        self.generated[slots[~whole]] = (counter + samples)[~whole]
+        for slot, sampled in zip(slots[whole].tolist(), samples[whole].tolist(), strict=True):
+            self.progress[slot] = self.length[slot]
+            self._end_input(slot, sampled=bool(sampled))
+
+    def _end_input(self, slot: int, *, sampled: bool) -> None:
+        """The input of ``slot`` has run: its walk ends, and the one after it is entered here.
+
+        A row that has not ``sampled`` yet draws late, or never; its decode Loop is one token behind then.
+        """
+        graph = self.graph
+        if graph.finish(slot, _WALKS.prompt_loop).walk == _WALKS.decode:
+            graph.start(slot, _WALKS.node)
+        if not sampled:
+            self.generated[slot] = self.accepted[slot]
 
     def _ascending(self, slots: NDArray[np.int32]) -> NDArray[np.int64]:
         """``slots`` as an index, where all are ours and in order; else none. Most steps repeat the last."""
@@ -260,6 +279,7 @@ class SlotTable:
 
     def _drop(self, request: int) -> None:
         slot = self.slot_of.pop(request)
+        self.graph.drop(slot)
         self.owner[slot] = FREE
         self._late_rows -= bool(self.late[slot])
         self.late[slot] = False
@@ -272,11 +292,13 @@ class SlotTable:
         self.slot_of[bind.request] = slot
         self.owner[slot] = bind.request
         self.attempt[slot] = bind.attempt
-        self.length[slot] = bind.length
         self.accepted[slot] = bind.accepted
-        self.progress[slot] = 0
-        self.generated[slot] = PENDING
-        self.cap[slot] = bind.cap
+        graph = self.graph
+        counted = {_WALKS.decode_loop: bind.accepted} if bind.accepted else None
+        caps = {_WALKS.prompt_loop: bind.length, _WALKS.decode_loop: bind.cap}
+        graph.set_loop_caps(slot, caps, counted)
+        graph.admit(slot, _WALKS.prefill)
+        graph.start(slot, _WALKS.node)
         self.late[slot] = bind.late
         self._late_rows += bind.late
 
