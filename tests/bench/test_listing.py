@@ -14,6 +14,7 @@ def test_the_list_names_every_bench_that_the_performance_page_runs() -> None:
         "host_step",
         "ipc",
         "kill_soak",
+        "long_prompt",
         "matmul",
         "peers",
         "prefix_cache",

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mstar.cli.table import ProgressLine
 from mstar.engine.sampler import Sampler
 from mstar.messages.request import Sampling
 from mstar.model.api import ForwardBatch, KVCache
@@ -34,7 +35,7 @@ from mstar.simulation.calibrate import Sample, fit, misfit
 from mstar.simulation.cost import CostTable, Host, ModelFacts, encode_cost
 from mstar.worker.budget import StepWork
 
-__all__ = ["Row", "Shape", "StepTimer", "calibrated", "grid", "samples_of"]
+__all__ = ["Calibration", "Row", "Shape", "StepTimer", "calibrated", "grid", "table"]
 
 PAGE = 16
 HOST = Host(70_000, 900, submit_ns=3_000_000, submit_token_ns=1_000, deliver_ns=1_000_000, inline=True)
@@ -57,7 +58,7 @@ def work_of(shape: Shape) -> StepWork:
 
 
 def grid(longest: int, rows: Sequence[int] = (1, 2, 4, 8, 16)) -> list[Shape]:
-    """Shapes of steps up to sequences of ``longest`` tokens: decodes, chunks, and chunks beside decodes."""
+    """Shapes of steps up to sequences of ``longest`` tokens: decodes, chunks, and chunks beside 8 decodes."""
     lengths = [length for length in (64, 400, longest) if length <= longest]
     shapes: list[Shape] = [(Row(1, length),) * count for count in rows for length in lengths]
     chunks = [size for size in (16, 32, 64, 128, 256, 512, 1024) if size < longest]
@@ -127,20 +128,24 @@ class StepTimer:
         return batch, np.arange(len(shape), dtype=np.int32), np.array([row.length for row in shape])
 
 
-def samples_of(
-    timer: StepTimer, shapes: Sequence[Shape], rounds: int, progress: Callable[[int, int], None]
-) -> list[Sample]:
-    """The median time of each shape over ``rounds`` rounds through all of them."""
-    times: dict[Shape, list[int]] = {shape: [] for shape in shapes}
-    for shape in shapes[:3]:
-        timer.ns(shape)
-    done, total = 0, rounds * len(shapes)
-    for _ in range(rounds):
-        for shape in shapes:
-            times[shape].append(timer.ns(shape))
-            done += 1
-            progress(done, total)
-    return [Sample(work_of(shape), statistics.median(taken)) for shape, taken in times.items()]
+class Calibration:
+    """Rounds through ``shapes``; the median of each counts. Rounds may lie minutes apart."""
+
+    def __init__(self, timer: StepTimer, shapes: Sequence[Shape]) -> None:
+        self.timer = timer
+        self._times: dict[Shape, list[int]] = {shape: [] for shape in shapes}
+        for shape in shapes[:3]:
+            timer.ns(shape)
+
+    def round(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Run every shape once."""
+        for done, (shape, times) in enumerate(self._times.items(), 1):
+            times.append(self.timer.ns(shape))
+            progress(done, len(self._times))
+
+    def samples(self) -> list[Sample]:
+        """The median time of each shape so far."""
+        return [Sample(work_of(shape), statistics.median(times)) for shape, times in self._times.items()]
 
 
 def calibrated(timer: StepTimer, samples: Sequence[Sample], host: Host = HOST) -> CostTable:
@@ -194,10 +199,12 @@ def main() -> None:
     tokens = max(sum(-(-row.length // PAGE) * PAGE for row in shape) for shape in shapes)
     timer = StepTimer(resolve(options.model), dtype=options.dtype, threads=options.threads, tokens=tokens)
 
-    def progress(done: int, total: int) -> None:
-        print(f"\r{done} of {total} steps", end="" if done < total else "\n", flush=True)
-
-    samples = samples_of(timer, shapes, options.rounds, progress)
+    line = ProgressLine()
+    calibration = Calibration(timer, shapes)
+    for place in range(options.rounds):
+        calibration.round(lambda done, total, place=place: line(f"round {place + 1}", done, total))  # type: ignore[misc]
+    line.clear()
+    samples = calibration.samples()
     cost = calibrated(timer, samples)
     print(table(cost, samples))
     print(cost.about)
