@@ -20,6 +20,9 @@ class StepWork(NamedTuple):
     context: int
 
 
+_NO_WORK = StepWork(0, 0, 0)
+
+
 class BudgetStatistics(NamedTuple):
     """Counts since the start, and what the cost model holds at this moment.
 
@@ -44,6 +47,8 @@ class BudgetStatistics(NamedTuple):
 _PRIOR = 100.0
 """Variance of a coefficient that nothing is known of; in targets, squared, for a unit of its feature."""
 
+_TINY = 1e-30
+
 _DRIFT = 0.02
 """What a fixed cost may wander by from one step to the next, relative to the step."""
 
@@ -59,6 +64,9 @@ _OUTLIER = 4.0
 _BELIEVED = 3
 """So many steps in a row that all took too long are no accidents: the machine has changed."""
 
+_NONSENSE = 0.5
+"""A fit that expects a step to take so much more, relatively, than it does is worth nothing."""
+
 _P99 = 2.33
 """Spreads between the mean and the 99th percentile of a normal distribution."""
 
@@ -68,20 +76,34 @@ _SPREAD_OF_DEVIATION = 1.2533
 _LEAST_SPREAD, _FIRST_SPREAD, _MOST_SPREAD = 0.005, 0.05, 0.3
 _SPREAD_RATE = 0.04
 
-_SAFE_SHARE = 0.7
-"""Of what a step in proportion to the latest one would have; the rest is for that step's noise."""
+_LEAST_GROWTH, _MOST_GROWTH = 1.1, 3.0
+"""Beyond what was measured a budget grows by so much from step to step, where the fit allows more.
+
+The least where proportion allows less: costs that hardly grow are to be found out. The most because the
+attention of a chunk to itself is not in proportion.
+"""
+
+_SAFE_SHARE, _FASTEST = 0.7, 0.25
+"""Of what a step in proportion to the latest one would have; the rest is for that step's noise.
+
+The latest counts as no faster than that part of the target: one step does not open the budget far.
+"""
 
 
 class _Plane:
     """``fixed + u * by_u + v * by_v``, fitted to one measurement after the other.
 
-    A Kalman filter whose coefficients walk at random, unrolled because it runs in every step. Slopes are
-    never negative: what a clipped slope would have explained moves into the fixed part.
+    A Kalman filter whose coefficients walk at random, unrolled because it runs in every step; ``p`` is the
+    covariance of the coefficients, by their initials. Slopes are never negative.
     """
 
     __slots__ = ("by_u", "by_v", "fixed", "pff", "pfu", "pfv", "puu", "puv", "pvv")
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Know nothing."""
         self.fixed = self.by_u = self.by_v = 0.0
         self.pff = self.puu = self.pvv = _PRIOR
         self.pfu = self.pfv = self.puv = 0.0
@@ -99,33 +121,35 @@ class _Plane:
             self.pvv = min(self.pvv + square / (v * v), _PRIOR)
 
     def learn(self, u: float, v: float, residual: float, noise: float, drift: float) -> None:
-        """Take in that (u, v) was off by ``residual``, measured with variance ``noise``."""
+        """Take in that (u, v) was off by ``residual``, with deviations ``noise`` and ``drift`` of it."""
         by_u, by_v = self.by_u, self.by_v
         pfu, pfv, puv = self.pfu, self.pfv, self.puv
-        pff = self.pff + drift * drift
-        puu = self.puu + (_SLOPE_DRIFT * (by_u + _LEAST_SLOPE)) ** 2
-        pvv = self.pvv + (_SLOPE_DRIFT * (by_v + _LEAST_SLOPE)) ** 2
+        step_u, step_v = _SLOPE_DRIFT * (by_u + _LEAST_SLOPE), _SLOPE_DRIFT * (by_v + _LEAST_SLOPE)
+        pff, puu, pvv = self.pff + drift * drift, self.puu + step_u * step_u, self.pvv + step_v * step_v
         gf = pff + pfu * u + pfv * v
         gu = pfu + puu * u + puv * v
         gv = pfv + puv * u + pvv * v
-        scale = 1.0 / (gf + gu * u + gv * v + noise)
-        step = residual * scale
-        fixed = self.fixed + gf * step
-        by_u += gu * step
-        by_v += gv * step
-        if by_u < 0.0:
-            fixed += by_u * u
-            by_u = 0.0
-        if by_v < 0.0:
-            fixed += by_v * v
-            by_v = 0.0
-        self.fixed, self.by_u, self.by_v = fixed, by_u, by_v
-        self.pff = pff - gf * gf * scale
-        self.pfu = pfu - gf * gu * scale
-        self.pfv = pfv - gf * gv * scale
-        self.puu = puu - gu * gu * scale
-        self.puv = puv - gu * gv * scale
-        self.pvv = pvv - gv * gv * scale
+        scale = 1.0 / (gf + gu * u + gv * v + noise * noise)
+        kf, ku, kv = gf * scale, gu * scale, gv * scale
+        self.fixed += kf * residual
+        self.by_u, self.by_v = by_u + ku * residual, by_v + kv * residual
+        self.pff, self.puu, self.pvv = pff - kf * gf, puu - ku * gu, pvv - kv * gv
+        self.pfu, self.pfv, self.puv = pfu - kf * gu, pfv - kf * gv, puv - ku * gv
+        if self.by_u < 0.0 or self.by_v < 0.0:
+            self._lift()
+
+    def _lift(self) -> None:
+        """Put negative slopes at zero, and the other coefficients where they then belong most likely."""
+        if self.by_u < 0.0:
+            by = self.by_u / max(self.puu, _TINY)
+            self.fixed -= self.pfu * by
+            self.by_v -= self.puv * by
+            self.by_u = 0.0
+        if self.by_v < 0.0:
+            by = self.by_v / max(self.pvv, _TINY)
+            self.fixed -= self.pfv * by
+            self.by_u = max(self.by_u - self.puv * by, 0.0)
+            self.by_v = 0.0
 
 
 class StepBudget:
@@ -155,19 +179,20 @@ class StepBudget:
         self._token_unit = 1.0 / (4.0 * max(floor, 1))
         self._context_unit = self._token_unit / 4096
         self._decode, self._chunk = _Plane(), _Plane()
-        self._decodes = StepWork(0, 0, 0)
-        self._spread = _FIRST_SPREAD / _SPREAD_OF_DEVIATION
+        self._decodes = _NO_WORK
+        self._spread = _FIRST_SPREAD
         self._aim = 1.0 / (1.0 + _P99 * _FIRST_SPREAD)
         self._decoded = False
         self._reach = 0
-        """Tokens of the largest step with a chunk so far, and what it took, in targets."""
+        """Tokens of the largest step with a chunk so far, and its time in targets."""
         self._reach_took = 1.0
         self._pace = 0.0
         """Tokens a target of the latest step with chunks and decodes."""
-        self._past = 0.0
+        self._past, self._sharers = 0, 1
+        """Context and number of the rows that prefill, one step after the latest that was observed."""
         self._slow = self._observed = self._outliers = self._squeezed = 0
 
-    def tokens(self, decodes: StepWork, past: int | None = None) -> int:
+    def tokens(self, decodes: StepWork, past: float | None = None) -> int:
         """The budget, decodes included, of the next step that has these decode rows while prompts wait.
 
         ``past`` is how many tokens the waiting rows hold already, on average over the tokens to come;
@@ -175,16 +200,19 @@ class StepBudget:
         ``floor``, unless that is more than ``most``.
         """
         most = self._most
-        if not decodes.rows or not self._target:
+        used, rows, context = decodes
+        if not rows or not self._target:
             return most
         self._decodes = decodes
-        used = decodes.tokens
+        if past is None:
+            past = self._past
         aim, chunk = self._aim, self._chunk
         token_unit, context_unit = self._token_unit, self._context_unit
-        # aim = decode + fixed + slope * n + curve * n * n, for n tokens of one row that holds `past`.
-        spare = aim - self._decode_cost(decodes) - chunk.fixed
-        curve = chunk.by_v * context_unit
-        slope = chunk.by_u * token_unit + curve * (self._past if past is None else past)
+        # aim = decode + fixed + slope * n + curve * n * n, for n tokens that rows which hold `past` share.
+        spare = aim - self._decode.at(rows * token_unit, context * context_unit) - chunk.fixed
+        by_context = chunk.by_v * context_unit
+        curve = by_context / self._sharers
+        slope = chunk.by_u * token_unit + by_context * past
         if spare <= 0.0:
             fit = 0.0
         elif slope > 0.0 or curve > 0.0:
@@ -197,8 +225,8 @@ class StepBudget:
             budget = safe
         reach = self._reach
         if budget > reach:
-            known = reach * aim / self._reach_took
-            budget = min(budget, max(known, reach))
+            growth = min(max(aim / self._reach_took, _LEAST_GROWTH), _MOST_GROWTH)
+            budget = min(budget, reach * growth)
         least = used + self._floor
         if budget < least:
             self._squeezed += 1
@@ -211,33 +239,37 @@ class StepBudget:
         ``decodes`` is the part of it that decoded; None: the rows that ``tokens`` was last asked about,
         which change little from step to step.
         """
-        if not self._target or elapsed_ns <= 0 or not work.tokens:
+        target = self._target
+        tokens, rows, context = work
+        if not target or elapsed_ns <= 0 or not tokens:
             return
-        took = elapsed_ns / self._target
+        took = elapsed_ns / target
         self._observed += 1
-        if work.tokens == work.rows:
+        if tokens == rows:
             self._observe_decodes(work, took)
             return
         if decodes is None:
             decodes = self._decodes
-            if decodes.rows >= work.rows or decodes.tokens >= work.tokens:
-                decodes = StepWork(0, 0, 0)
-        tokens = work.tokens - decodes.tokens
-        context = max(work.context - decodes.context, 0)
-        u, v = tokens * self._token_unit, context * self._context_unit
-        base = self._decode_cost(decodes)
-        line = self._chunk.at(u, v)
+            if decodes.rows >= rows or decodes.tokens >= tokens:
+                decodes = _NO_WORK
+        ride, riding, cached = decodes
+        fresh, seen = tokens - ride, max(context - cached, 0)
+        u, v = fresh * self._token_unit, seen * self._context_unit
+        chunk = self._chunk
+        base = self._decode.at(riding * self._token_unit, cached * self._context_unit)
+        line = chunk.fixed + chunk.by_u * u + chunk.by_v * v
         expected = base + line if line > 0.0 else base
-        residual = self._judge(self._chunk, u, v, took, expected)
+        residual = self._judge(chunk, u, v, took, expected)
+        noise = self._spread * (expected if expected > took else took)
         # A chunk that costs nothing, as foreseen, says nothing about those that do.
-        if line > 0.0 or residual > 0.0:
-            spread = self._spread * _SPREAD_OF_DEVIATION * max(expected, took)
-            self._chunk.learn(u, v, residual, spread * spread, _DRIFT * took)
-        self._past = context / tokens + tokens
-        if decodes.rows:
-            self._pace = work.tokens / took
-        if work.tokens >= self._reach:
-            self._reach, self._reach_took = work.tokens, took
+        if line > 0.0 or residual > noise:
+            chunk.learn(u, v, residual if line > 0.0 else residual - line, noise, _DRIFT * took)
+        self._sharers = sharers = rows - riding
+        self._past = (seen + fresh * fresh // sharers) // fresh
+        if riding:
+            self._pace = tokens / (took if took > _FASTEST else _FASTEST)
+        if tokens >= self._reach:
+            self._reach, self._reach_took = tokens, took
 
     def predict_ns(self, work: StepWork, decodes: StepWork | None = None) -> float:
         """What a step with ``work`` should take, ``decodes`` being the part of it that decodes.
@@ -245,9 +277,9 @@ class StepBudget:
         None: all of it if every row has one token, else nothing of it. 0 before anything was observed.
         """
         if decodes is None:
-            decodes = work if work.tokens == work.rows else StepWork(0, 0, 0)
+            decodes = work if work.tokens == work.rows else _NO_WORK
         u = (work.tokens - decodes.tokens) * self._token_unit
-        v = (work.context - decodes.context) * self._context_unit
+        v = max(work.context - decodes.context, 0) * self._context_unit
         more = self._chunk.at(u, v) if u > 0.0 else 0.0
         return (self._decode_cost(decodes) + max(more, 0.0)) * self._target
 
@@ -258,8 +290,8 @@ class StepBudget:
         u, v = work.rows * self._token_unit, work.context * self._context_unit
         expected = self._decode.at(u, v)
         residual = self._judge(self._decode, u, v, took, expected)
-        spread = self._spread * _SPREAD_OF_DEVIATION * max(expected, took)
-        self._decode.learn(u, v, residual, spread * spread, _DRIFT * took)
+        noise = self._spread * (expected if expected > took else took)
+        self._decode.learn(u, v, residual, noise, _DRIFT * took)
         if not self._decoded:
             self._decoded = True
             # So far decodes counted into what chunks seemed to cost.
@@ -269,31 +301,42 @@ class StepBudget:
     def _judge(self, plane: _Plane, u: float, v: float, took: float, expected: float) -> float:
         """How far ``took`` is from ``expected``; an accident counts as much as noise could have done.
 
-        Only accidents make a step longer. A step that is much shorter than expected, or one of several
-        that are all longer, shows that the fit is wrong.
+        Accidents only make a step longer. A step that is much shorter than expected, or one of several
+        in a row that are all longer, shows that the fit is wrong.
         """
         residual = took - expected
-        spread = self._spread * _SPREAD_OF_DEVIATION
-        bound = _OUTLIER * spread * max(expected, 0.0)
-        if -bound <= residual <= bound:
-            self._slow = 0
-        elif expected <= 0.0:
+        if expected <= 0.0:
             plane.doubt(u, v, residual)
             return residual
-        elif residual > 0.0:
+        bound = _OUTLIER * self._spread
+        off = residual / expected
+        if -bound <= off <= bound:
+            self._slow = 0
+        elif off > 0.0:
             self._outliers += 1
             self._slow += 1
+            off = bound
             if self._slow < _BELIEVED:
-                residual = bound
+                residual = bound * expected
             else:
                 plane.doubt(u, v, residual)
         else:
             self._slow = 0
-            plane.doubt(u, v, residual)
-        deviation = min(abs(residual) / expected, _OUTLIER * spread) if expected > 0.0 else spread
-        spread_now = self._spread + _SPREAD_RATE * (deviation - self._spread)
-        self._spread = min(max(spread_now, _LEAST_SPREAD), _MOST_SPREAD)
-        self._aim = 1.0 / (1.0 + _P99 * _SPREAD_OF_DEVIATION * self._spread)
+            if off < -_NONSENSE:
+                residual += max(plane.at(u, v), 0.0)
+                plane.forget()
+                self._reach = 0
+            else:
+                plane.doubt(u, v, residual)
+            off = -bound
+        deviation = _SPREAD_OF_DEVIATION * (off if off > 0.0 else -off)
+        spread = self._spread + _SPREAD_RATE * (deviation - self._spread)
+        if spread < _LEAST_SPREAD:
+            spread = _LEAST_SPREAD
+        elif spread > _MOST_SPREAD:
+            spread = _MOST_SPREAD
+        self._spread = spread
+        self._aim = 1.0 / (1.0 + _P99 * spread)
         return residual
 
     def statistics(self) -> BudgetStatistics:
@@ -304,7 +347,7 @@ class StepBudget:
             outliers=self._outliers,
             squeezed=self._squeezed,
             aim_ns=self._aim * target,
-            error=self._spread * _SPREAD_OF_DEVIATION,
+            error=self._spread,
             decode_ns=decode.fixed * target,
             decode_row_ns=decode.by_u * self._token_unit * target,
             decode_context_ns=decode.by_v * self._context_unit * target,

@@ -108,7 +108,7 @@ def drive(
     chance = random.Random(seed)
     decodes = [(load.context, 1 << 30)] * load.decodes
     waiting: list[list[int]] = []
-    unseen: deque[tuple[StepWork, int]] = deque()
+    unseen: deque[tuple[StepWork, int, StepWork]] = deque()
     budget = policy if isinstance(policy, StepBudget) else None
     size = policy.tokens if isinstance(policy, StepBudget) else policy
     steps: list[Step] = []
@@ -119,26 +119,31 @@ def drive(
         cached = [tokens + 1 for tokens, _ in decodes]
         chunks: list[tuple[int, int]] = []
         rows = len(cached)
+        riding = StepWork(rows, rows, sum(cached))
         if waiting:
-            room = size(StepWork(rows, rows, sum(cached))) - rows
+            room = size(riding) - rows
             shares = split_fairly([total - start for start, total in waiting], room, floor)
             for row, share in zip(waiting, shares, strict=True):
                 if share:
                     chunks.append((row[0], share))
                     row[0] += share
+        if waiting and not chunks:
+            raise ValueError(
+                f"prompts wait forever: a budget leaves {room} tokens to them, the floor is {floor}"
+            )
         took = costs.ns(cached, chunks) * max(chance.gauss(1.0, noise.spread), 0.1)
         paused = noise.every > 0 and chance.randrange(noise.every) == 0
         took += noise.pause_ns if paused else 0.0
         tokens = sum(length for _, length in chunks)
         context = sum(length * (start + length) for start, length in chunks)
-        work = StepWork(rows + tokens, rows + len(chunks), sum(cached) + context)
+        work = StepWork(rows + tokens, rows + len(chunks), riding.context + context)
         if waiting:
             steps.append(Step(rows, tokens, work.context, took, paused))
-        unseen.append((work, int(took)))
+        unseen.append((work, int(took), riding))
         if len(unseen) > depth:
-            seen, elapsed = unseen.popleft()
+            seen = unseen.popleft()
             if budget is not None:
-                budget.observe(seen, elapsed)
+                budget.observe(*seen)
         decodes = [(tokens + 1, left - 1) for tokens, left in decodes if left > 1]
         decodes += [(start, load.out) for start, total in waiting if start == total]
         waiting = [row for row in waiting if row[0] < row[1]]
