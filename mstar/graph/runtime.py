@@ -61,6 +61,7 @@ class RuntimeStatistics(NamedTuple):
 
 _NOTHING = Routed()
 _ZERO: NDArray[np.int32] = np.array(0, np.int32)
+_ONE: NDArray[np.int32] = np.array(1, np.int32)
 
 
 class _Turn(NamedTuple):
@@ -148,6 +149,8 @@ class GraphRuntime:
         if late:
             names = [name for name, bit in zip(self.program.nodes, masks.node_bit, strict=True) if late & bit]
             raise WalkStateError(f"{what}, but {', '.join(names)} of the walk before is still in flight")
+        if masks.elsewhere[walk] == masks.all_places[walk]:
+            raise WalkStateError(f"{what}, but none of its nodes run here")
         if self._is_spent(slot, walk):
             raise WalkStateError(f"{what}, but the cap of its Loop is reached before it begins")
         filled = masks.initial[walk]
@@ -265,17 +268,20 @@ class GraphRuntime:
         row. Raises WalkStateError for a Loop that was not entered or would pass its cap.
         """
         counters = self._counters[loop]
-        counter = counters.take(slots)
-        left = self._caps[loop].take(slots)
-        left -= counter
+        counter = counters[slots]
+        left = self._caps[loop][slots] - counter
         # PENDING leaves less than nothing, so that this also finds a Loop that was not entered.
-        fits = np.count_nonzero(left >= strides) == counter.size
-        moves = strides > 0 if isinstance(strides, int) else np.count_nonzero(strides > _ZERO) == strides.size
-        if not (fits and moves) or self._masks.only_place[loop] == NONE:
+        if isinstance(strides, int):
+            step = _ONE if strides == 1 else np.array(strides, np.int32)
+            moves = strides > 0
+        else:
+            step = strides
+            moves = np.count_nonzero(step > _ZERO) == step.size
+        if not moves or np.count_nonzero(left >= step) != left.size or self._masks.only_place[loop] == NONE:
             raise self._past_cap(loop, slots, strides)
-        counter += strides
+        counter += step
         counters[slots] = counter
-        finished: NDArray[np.bool_] = left == strides
+        finished: NDArray[np.bool_] = left == step
         return finished
 
     def finish(
@@ -417,7 +423,8 @@ class GraphRuntime:
         for loop in masks.loops_of_walk[walk]:
             self.counter[loop, slot] = self._start[loop, slot]
         if filled == masks.initial[walk]:
-            self.ready[masks.ready_nodes[walk], slot] = True
+            for node in masks.ready_nodes[walk]:
+                self.ready[node, slot] = True
             return masks.ready_nodes[walk]
         return tuple(
             masks.node[place] for place in masks.places_of_walk[walk] if self._wake(slot, partition, place)
@@ -427,7 +434,8 @@ class GraphRuntime:
         partition = self._masks.partition[walk]
         self.walk[partition, slot] = NONE
         self._filled[partition][slot] = self._done[partition][slot] = self._stopped[partition][slot] = 0
-        self.ready[self._masks.nodes_in[walk], slot] = False
+        for node in self._masks.nodes_in[walk]:
+            self.ready[node, slot] = False
 
     def _end_walk(self, slot: int, walk: int, edges: list[int]) -> Routed:
         """All of the walk has run here: go on to the next one where that is ours to decide."""

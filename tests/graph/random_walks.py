@@ -18,7 +18,6 @@ from mstar.graph.runtime import Ended
 from tests.graph.drive import Drive
 from tests.graph.models import one_walk
 
-
 DEPTH = 4
 """How deep sections lie in each other."""
 
@@ -47,7 +46,7 @@ class Wire:
 
 
 class RandomWalk:
-    """A walk of a few nodes, up to about twenty, drawn with ``rng``: Sequentials, Parallels and Loops in each other."""
+    """A walk of up to about twenty nodes, drawn with ``rng``: Sequentials, Parallels, Loops in each other."""
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng
