@@ -40,14 +40,14 @@ def undeclared(folders: Iterable[str], allowed: set[str]) -> list[str]:
 
 
 def test_the_engine_imports_what_it_declares() -> None:
-    assert undeclared(("shm", "actors", "mstar"), declared("uvloop", "cuda")) == []
+    assert undeclared(("shm", "actors", "mstar"), declared("uvloop", "cuda", "plot")) == []
 
 
 def test_tools_and_tests_import_what_the_extras_declare() -> None:
-    assert undeclared(("tools", "tests"), declared("uvloop", "cuda", "bench", "test")) == []
+    assert undeclared(("tools", "tests"), declared("uvloop", "cuda", "plot", "bench", "test")) == []
 
 
 def test_what_is_declared_is_locked() -> None:
     lines = text("constraints.txt").splitlines()
     pins = {canonical(line) for line in lines if "==" in line and not line.startswith("#")}
-    assert declared("uvloop", "cuda", "bench", "test") - pins == {"torch"}
+    assert declared("uvloop", "cuda", "plot", "bench", "test") - pins == {"torch"}

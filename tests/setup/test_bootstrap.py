@@ -67,7 +67,7 @@ def test_torch_is_installed_before_anything_that_needs_it(checkout: Path, pip: R
     assert pip.installs == [
         ["setuptools"],
         ["torch==2.13.0"],
-        ["--no-build-isolation", "-e", f"{checkout}[uvloop]"],
+        ["--no-build-isolation", "-e", f"{checkout}[uvloop,plot]"],
     ]
 
 
@@ -81,7 +81,7 @@ def test_a_second_run_installs_nothing(checkout: Path, pip: Recorder) -> None:
 def test_what_the_tests_need_contains_what_serving_needs(checkout: Path, pip: Recorder) -> None:
     assert bootstrap.set_up(checkout, checkout / ".venv", "test")
     assert not bootstrap.set_up(checkout, checkout / ".venv", "run")
-    assert "[uvloop,test,bench]" in pip.installs[-1][-1]
+    assert "[uvloop,plot,test,bench]" in pip.installs[-1][-1]
 
 
 def test_what_serving_needs_is_not_enough_for_the_tests(checkout: Path, pip: Recorder) -> None:
@@ -128,7 +128,7 @@ def test_a_torch_of_the_base_python_is_kept_on_a_gpu_machine(
     monkeypatch.setattr(bootstrap, "has_nvidia_gpu", lambda: True)
     monkeypatch.setattr(torch_build, "base_torch", lambda python: "2.12.1+cu130")
     bootstrap.set_up(checkout, checkout / ".venv", "run")
-    assert pip.installs == [["setuptools"], ["--no-build-isolation", "-e", f"{checkout}[uvloop,cuda]"]]
+    assert pip.installs == [["setuptools"], ["--no-build-isolation", "-e", f"{checkout}[uvloop,plot,cuda]"]]
     kept = (checkout / ".venv" / "constraints.txt").read_text(encoding="utf-8")
     assert "numpy==" in kept
     assert "triton==" not in kept

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # The Python below an environment, where this runs in one.
 BASE = Path(getattr(sys, "_base_executable", sys.executable))
 # What each level installs beside the package itself; a later level contains the earlier ones.
-LEVELS = {"run": ("uvloop",), "test": ("uvloop", "test", "bench")}
+LEVELS = {"run": ("uvloop", "plot"), "test": ("uvloop", "plot", "test", "bench")}
 DISK = {"run": GB, "test": 2 * GB}
 # A torch kept from the base Python brings the releases of these that it was built with.
 _FOLLOW_TORCH = ("triton", "setuptools", "nvidia-", "sympy", "networkx")
