@@ -247,3 +247,16 @@ def test_what_it_learned_does_not_wear_out() -> None:
     steps = told().settle(20_000)
     assert 28 < steps.step() <= 30
     assert 0 < steps.budget.statistics().error < 0.01
+
+
+class Untold(StepBudget):
+    """A budget that has to find out by itself what part of a step decoded."""
+
+    def observe(self, work: StepWork, elapsed_ns: int, decodes: StepWork | None = None) -> None:
+        super().observe(work, elapsed_ns)
+
+
+def test_the_part_that_decodes_is_found_out_where_nobody_tells_it() -> None:
+    steps = drive(GPU, MIXED_LENGTHS, Untold(MOST, FLOOR, 30 * MS), noise=Noise(0.02), seed=3)
+    assert quantile(late(steps), 0.99) <= 31.5
+    assert quantile(late(steps), 0.5) >= 26
