@@ -5,10 +5,10 @@ The H200 in bf16, captured steps, no scheduler and no gateway in the measurement
 
 * Qwen3-8B: the multiplications of one decode step, weights read from memory, take 4.34 ms (15.1 GB at
   3.5 TB/s); small kernels and short attention 0.8 ms; decode attention reads keys and values at 3.8 TB/s;
-  chunked prefill attention computes at 509 TFLOP/s. That gives decode steps of 5.1 / 6.1 / 7.1 / 14.8 ms at
+  chunked prefill attention computes at 509 TFLOP/s. That gives decode steps of 5.2 / 6.1 / 7.1 / 14.6 ms at
   1 / 32 / 64 / 256 rows of 768 tokens, where a captured step was measured at 5.14 / 6.24 / 7.35 / 15.1, and
   31k prefill tokens a second at a budget of 2048 beside 16 decodes, where a peer was measured at 30.7k.
-* Qwen3-0.6B: multiplications 0.79 ms, the rest 0.72: 1.5 / 2.2 / 3.0 / 7.6 ms; measured were 1.54 / 2.15 /
+* Qwen3-0.6B: multiplications 0.79 ms, the rest 0.72: 1.5 / 2.3 / 3.0 / 7.4 ms; measured were 1.54 / 2.15 /
   2.95 / 7.36.
 * Qwen3.5-0.8B: from a peer's kernels alone, 1.45 / 1.81 / 5.00 ms busy at 1 / 32 / 256 rows; its recurrent
   state is 18.9 MB a row, read and written in each step.
