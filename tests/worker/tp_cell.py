@@ -89,7 +89,7 @@ class CellFailed(Exception):
 
 
 class Cell:
-    """``world`` processes. A ``plant`` of ``build`` stands in every follower between it and the ring."""
+    """``world`` processes. ``plant(rank, inlet)`` gives what a follower reads through; a leader has None."""
 
     def __init__(self, world: int) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -159,7 +159,7 @@ class Cell:
                 continue
             try:
                 kind, found[rank] = end.recv()
-            except EOFError:
+            except (EOFError, ConnectionError):
                 kind, found[rank] = "failed", "gone"
             if kind == "failed":
                 errors[rank] = found[rank]
@@ -222,6 +222,8 @@ class _Rank:
 
         executor.launch = logged  # type: ignore[method-assign]
         if rank == 0:
+            if plant is not None:
+                plant(rank, None)
             bells: Any = [_Quiet() for _ in range(world - 1)]
             steps = StepWriter(self.ring, bells)
             limits = self.engine.limits

@@ -1,0 +1,85 @@
+"""Faults planted in one rank of a cell of real processes: each is a ``plant`` of tests.worker.tp_cell."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from mstar.engine.results import ResultSlot
+from mstar.engine.runner import LanguageModelRunner
+from mstar.messages.step import FLAG_CHUNKED, START, STRIDE, StepPlan, row_digest
+from mstar.worker.follower import StepInlet
+from shm.steps import StepSlot
+
+__all__ = ["corrupted", "out_of_memory"]
+
+VICTIM = 1
+_LOW = 0xFFFFFFFF
+
+
+class _Corrupted:
+    """A ring of which step ``seq`` reads changed: row 0 of ``column`` is one more than it was written."""
+
+    def __init__(self, inlet: StepInlet, seq: int, column: int, fits: bool) -> None:
+        self._inlet, self._seq, self._column, self._fits = inlet, seq, column, fits
+
+    @property
+    def next(self) -> int:
+        return self._inlet.next
+
+    def peek(self) -> StepSlot | None:
+        slot = self._inlet.peek()
+        if slot is None or self._seq != self._inlet.next:
+            return slot
+        # A copy: the other ranks read the same memory.
+        found = SimpleNamespace(
+            header=np.frombuffer(slot.header, np.uint64).tolist(),
+            request=slot.request.copy(),
+            rows=slot.rows.copy(),
+            grants=slot.grants.copy(),
+            drops=slot.drops.copy(),
+            tail=bytes(slot.tail),
+        )
+        found.rows[self._column, 0] += 1
+        if self._fits:
+            found.header[5] = _digest(found)
+        return cast(StepSlot, found)
+
+    def done(self) -> None:
+        self._inlet.done()
+
+    def fail(self, message: str) -> None:
+        self._inlet.fail(message)
+
+
+def _digest(slot: Any) -> int:
+    n, g = slot.header[1] & _LOW, slot.header[1] >> 32
+    columns = STRIDE + 1 if slot.header[4] >> 32 & FLAG_CHUNKED else START
+    return row_digest(
+        slot.request[:n],
+        np.ascontiguousarray(slot.rows[:columns, :n]),
+        slot.grants[:, :g],
+        slot.drops[: slot.header[2]],
+    )
+
+
+def corrupted(seq: int, column: int, fits: bool, rank: int, inlet: StepInlet | None) -> StepInlet | None:
+    """Rank 1 reads a changed step; ``fits``: with a digest as if the leader had decided that for it."""
+    return _Corrupted(inlet, seq, column, fits) if rank == VICTIM and inlet is not None else inlet
+
+
+def out_of_memory(seq: int, victim: int, rank: int, inlet: StepInlet | None) -> StepInlet | None:
+    """The forward of step ``seq`` finds no memory on rank ``victim``, in the middle of its collectives."""
+    run = LanguageModelRunner._run
+
+    def failing(self: LanguageModelRunner, plan: StepPlan, results: ResultSlot) -> None:
+        if plan.seq == seq:
+            raise torch.OutOfMemoryError("planted")
+        run(self, plan, results)
+
+    if rank == victim:
+        LanguageModelRunner._run = failing  # type: ignore[method-assign]
+    return inlet
