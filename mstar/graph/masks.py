@@ -51,7 +51,7 @@ class Masks:
         ports = [program.place_ports.of(p) for p in range(len(self.node))]
         self.needs = [self._ports(qs) for qs in ports]
 
-        self._set_loops(program, stream)
+        self._set_loops(program)
         streams = [self._ports(q for q in qs if stream[q]) for qs in ports]
         # A Loop that counts tokens cuts what it was given: it holds all of that until its end.
         keeps = [at != NONE and self.counts_tokens[at] for at in self.loop]
@@ -91,14 +91,7 @@ class Masks:
             self._ports(q for p in places for q in ports[p] if port.outside[q] and not stream[q])
             for places in self.places_of_walk
         ]
-        self.ready_nodes = [
-            tuple(
-                self.node[p]
-                for p in places
-                if self._ours[p] and self.needs[p] & self.initial[w] == self.needs[p]
-            )
-            for w, places in enumerate(self.places_of_walk)
-        ]
+        self.ready_nodes = [tuple(self.node[p] for p in program.ready.of(w) if self._ours[p]) for w in walks]
         self.nodes_of = [0] * len(program.partitions)
         self.partition_of_node = [NONE] * len(program.nodes)
         for w, nodes in enumerate(self.nodes_in):
@@ -106,7 +99,7 @@ class Masks:
                 self.nodes_of[self.partition[w]] |= self.node_bit[node]
                 self.partition_of_node[node] = self.partition[w]
 
-    def _set_loops(self, program: Program, stream: list[bool]) -> None:
+    def _set_loops(self, program: Program) -> None:
         loop, loops = program.loop, range(len(program.loops))
         self.loop: list[int] = program.place.loop.tolist()
         self.parent: list[int] = loop.parent.tolist()
@@ -135,9 +128,6 @@ class Masks:
         made = [around[scope] if scope != NONE else () for scope in scopes]
         body_ports = [[q for p in places for q in program.place_ports.of(p)] for places in self.places]
         self.renewed = [self._ports(q for q in body_ports[at] if at in made[q]) for at in loops]
-        self.held = [
-            self._ports(q for q in body_ports[at] if at not in made[q] and not stream[q]) for at in loops
-        ]
 
     def _around(self, loop: int) -> tuple[int, ...]:
         """``loop`` and the Loops around it, innermost first."""

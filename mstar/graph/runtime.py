@@ -391,12 +391,11 @@ class GraphRuntime:
         return edges
 
     def _repeat(self, slot: int, partition: int, loop: int, ready: list[int]) -> None:
-        """Begin the next iteration of ``loop``: what it makes is due again, the rest it holds."""
+        """Begin the next iteration of ``loop``: what it makes is due again; the rest is there already."""
         masks = self._masks
         self._done[partition][slot] &= ~masks.body[loop]
         self._stopped[partition][slot] &= ~masks.within[loop]
         self._filled[partition][slot] &= ~masks.renewed[loop]
-        self._filled[partition][slot] |= masks.held[loop]
         for inner in masks.inner[loop]:
             self.counter[inner, slot] = self._start[inner, slot]
         ready += (masks.node[place] for place in masks.places[loop] if self._wake(slot, partition, place))

@@ -73,6 +73,12 @@ def test_the_tables_of_two_encoders_and_a_loop() -> None:
     assert program.edge.exit.tolist() == [NONE, NONE, NONE, NONE, 0]
 
 
+def test_what_waits_for_a_stream_is_not_ready_when_its_walk_begins() -> None:
+    program = compile_graph(any_to_any())
+    ready = {walk: program.ready.of(w) for w, walk in enumerate(program.walks)}
+    assert [len(places) for places in ready.values()] == [2, 1, 0, 0, 0]
+
+
 def test_a_loop_in_a_loop_knows_the_one_around_it() -> None:
     program = compile_graph(nested_loops())
     assert program.loops == ("frames", "codes")

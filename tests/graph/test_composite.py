@@ -14,8 +14,12 @@ from hypothesis import strategies as st
 
 from mstar.graph.errors import WalkStateError
 from mstar.graph.layout import RouteKind
+from mstar.graph.model import ModelGraph
+from mstar.graph.nodes import CLIENT, GraphEdge, GraphNode, Loop, StreamingGraphEdge
+from mstar.graph.policy import ChunkingPolicy
 from mstar.graph.program import NONE
 from mstar.graph.runtime import Ended
+from mstar.graph.schedule import WalkOrder
 from tests.graph.drive import Drive
 from tests.graph.models import any_to_any
 
@@ -93,6 +97,37 @@ def test_a_piece_that_arrives_while_one_is_in_use_starts_nothing() -> None:
     drive.start("talker")
     assert drive.ready(drive.complete("talker")) == []
     assert drive.deliver("talker_decode:talker.states") == "talker"
+
+
+@pytest.mark.behaviour("B-05")
+def test_a_piece_that_is_cut_into_chunks_is_held_until_its_last_one_and_then_the_next_is_wanted() -> None:
+    """A talker in turns: in each it takes a piece of the stream and prefills it in chunks."""
+    source = GraphNode("source", ("x",), (StreamingGraphEdge("piece", "talker", walk="talk"),))
+    talker = GraphNode("talker", ("piece",), (GraphEdge("voice", CLIENT),))
+    drive = Drive(
+        ModelGraph(
+            walks={"make": source, "talk": Loop("turns", talker, cap="turns")},
+            partitions={
+                "source": WalkOrder(("make",), frozenset(("make",)), inputs={"make": ("x",)}),
+                "talker": WalkOrder(("talk",), frozenset(("talk",))),
+            },
+            chunking_policies={("talker", "talk"): ChunkingPolicy(8, chunkable=True)},
+        ),
+        turns=2,
+        talker__talk__tokens=9,
+    )
+    drive.admit("talk")
+    for _ in range(2):
+        assert drive.deliver("talk:talker.piece") == "talker"
+        for _ in range(2):
+            drive.start("talker")
+            assert not drive.wants("talk:talker.piece")
+            assert drive.ready(drive.complete("talker", stride=4)) == ["talker"]
+            assert not drive.wants("talk:talker.piece")
+        end = drive.run("talker")
+        assert drive.edges(end) == ["talker.voice -> @client"]
+        assert drive.ready(end) == []
+    assert end.ended is Ended.PARTITION
 
 
 def test_partitions_of_a_slot_do_not_see_each_other() -> None:

@@ -72,6 +72,15 @@ def test_the_last_value_of_a_loop_can_be_carried_by_the_loop_around_it() -> None
     assert layout.loops[route.scope].loop.name == "outer"
 
 
+def test_the_last_value_of_a_loop_goes_back_even_to_a_node_of_its_body_that_comes_later() -> None:
+    body = Sequential((node("a", "x"), node("b", "z")))
+    inner = Loop("inner", body, cap="n", outputs=(GraphEdge("y", "b", "z", source="a"),))
+    layout = WalkLayout("run", Loop("outer", inner, cap="m"))
+    assert [route.kind for route in layout.routes] == [RouteKind.BACK]
+    with pytest.raises(GraphError, match="goes back outside of any Loop"):
+        WalkLayout("run", inner)
+
+
 LEAVES = r"leaves the Loop 'l' with every iteration; put it into the outputs of that Loop"
 
 

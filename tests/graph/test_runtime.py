@@ -270,7 +270,8 @@ def test_a_loop_finishes_at_its_cap_or_with_a_stop() -> None:
 def test_a_dropped_slot_is_as_new_and_dropping_it_again_changes_nothing() -> None:
     fresh = state(GraphRuntime(PROGRAM, 2))
     runtime = decoding(2, cap=9)
-    runtime.set_loop_caps(0, {IDS.decode_loop: 9})
+    runtime.drop(1)
+    runtime.set_loop_caps(1, {IDS.decode_loop: 9}, counted={IDS.decode_loop: 4})
     runtime.drop(1)
     runtime.drop(0)
     assert state(runtime) == fresh
