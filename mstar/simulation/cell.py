@@ -26,7 +26,7 @@ from mstar.simulation.channels import Channel, Delay, VirtualSlab, VirtualStepRe
 from mstar.simulation.clock import RankClock, VirtualClock
 from mstar.simulation.cost import StepCost
 from mstar.simulation.device import Collectives, Launched, Stream, VirtualDevice
-from mstar.simulation.faults import Faults
+from mstar.simulation.faults import Faults, Planted
 from mstar.simulation.invariants import Broken, PlanAudit, RankAudit
 from mstar.simulation.null_model import NullModel
 from mstar.simulation.oracle import Oracle
@@ -70,6 +70,7 @@ class House(NamedTuple):
     ranks: int
     cost: StepCost
     faults: Faults
+    planted: Planted
     oracle: Oracle
     inline: bool
     slots: int
@@ -230,7 +231,7 @@ class Rank:
         except (StepFailed, FollowerFailed) as error:
             self.cell.kill(self.index, str(error))
         except DigestMismatch as error:
-            if not self.cell.house.faults.bent:
+            if self.index not in self.cell.house.planted.spent:
                 raise
             self.cell.kill(self.index, str(error))
 
@@ -295,12 +296,11 @@ class LeaderRank(Rank):
         super().__init__(cell, 0)
         house = cell.house
         self.scheduler = MicroScheduler(house.nodes, cell.steps.begin, cell.replays, salt=house.salt)
+        self.stream.on_start = self._on_start
         self.leader = Leader(self.scheduler, self.executor, cell.steps, house.ranks - 1, house.slots)
         self.unsent: deque[bytes] = deque()
         self.hogs = [0] * len(house.nodes)
         self._planned: deque[StepRecord] = deque()
-        self._steps_with_rows = 0
-        self._memory = {fault.nth: fault.rank for fault in house.faults.memory}
 
     def _turn(self) -> None:
         self._receive()
@@ -315,9 +315,9 @@ class LeaderRank(Rank):
         work = StepWork(run.decodes + run.chunk_tokens, run.rows, run.context)
         cell.works[seq % _KEPT_STEPS] = work
         if work.rows:
-            self._steps_with_rows += 1
-            if self._steps_with_rows in self._memory:
-                cell.short_of_memory[seq] = self._memory.pop(self._steps_with_rows) % house.ranks
+            rank = house.planted.short_of_memory()
+            if rank is not None:
+                cell.short_of_memory[seq] = rank % house.ranks
         host_ns = round(house.cost.host_ns(work, house.ranks) * self.slowness)
         now = house.clock.now
         self._planned.append(
@@ -325,6 +325,10 @@ class LeaderRank(Rank):
         )
         self.leader.launch(plan)
         self._launched(plan, host_ns)
+
+    def _on_start(self, seq: int) -> None:
+        if self.scheduler.drawing is not None:
+            self.wake()
 
     def _rest(self) -> None:
         self._collect(flush=False)
@@ -377,8 +381,10 @@ class FollowerRank(Rank):
     def __init__(self, cell: Cell, index: int) -> None:
         super().__init__(cell, index)
         house = cell.house
-        bent = frozenset(seq for seq, rank in house.faults.bent if rank == index)
-        self.steps: VirtualStepReader = cell.steps.reader(house.ring_delay, self.wake, bent)
+        planted = house.planted
+        self.steps: VirtualStepReader = cell.steps.reader(
+            house.ring_delay, self.wake, lambda seq: planted.bends(seq, index)
+        )
         self.follower = Follower(self.executor, self.steps)
 
     def _turn(self) -> None:

@@ -182,9 +182,11 @@ class VirtualSteps:
         copy.request[0] ^= np.int64(1)
         return copy
 
-    def reader(self, delay: Delay, on_step: Callable[[], None], bent: frozenset[int]) -> VirtualStepReader:
-        """The next reader's side; ``bent`` steps reach it with a flipped bit."""
-        reader = VirtualStepReader(self, len(self._readers), delay, on_step, bent)
+    def reader(
+        self, delay: Delay, on_step: Callable[[], None], bends: Callable[[int], bool]
+    ) -> VirtualStepReader:
+        """The next reader's side; a step for which ``bends`` says so reaches it with a flipped bit."""
+        reader = VirtualStepReader(self, len(self._readers), delay, on_step, bends)
         self._readers.append(reader)
         return reader
 
@@ -198,14 +200,14 @@ class VirtualStepReader:
         index: int,
         delay: Delay,
         on_step: Callable[[], None],
-        bent: frozenset[int],
+        bends: Callable[[int], bool],
     ) -> None:
         self.next = 1
         self._ring = ring
         self._index = index
         self._delay = delay
         self._on_step = on_step
-        self._bent = bent
+        self._bends = bends
         self._visible: deque[int] = deque()
         self._last = 0
 
@@ -220,7 +222,7 @@ class VirtualStepReader:
         """The slot of step ``next`` once it is visible here."""
         if not self._visible or self._visible[0] > self._ring.clock.now:
             return None
-        if self.next in self._bent:
+        if self._bends(self.next):
             return self._ring.bent(self.next)
         return self._ring.slot(self.next)
 

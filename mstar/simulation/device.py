@@ -52,6 +52,7 @@ class Collectives:
         self.groups = groups
         self._cost = cost
         self._meetings: dict[int, _Meeting] = {}
+        self._running: dict[int, list[Stream]] = {}
 
     def arrive(self, stream: Stream, launched: Launched) -> None:
         """``launched`` is at the head of ``stream``. Raises Broken if ranks differ in what they bring."""
@@ -79,6 +80,10 @@ class Collectives:
             here = sorted(stream.rank for stream in meeting.arrived)
             group = self.groups[meeting.first.node]
             told.append(f"step {seq}: ranks {here} wait for {sorted(set(group) - set(here))}")
+        for seq, streams in self._running.items():
+            dead = [stream.rank for stream in streams if stream.dead]
+            if dead:
+                told.append(f"step {seq}: ranks {[s.rank for s in streams if not s.dead]} wait for {dead}")
         return "; ".join(told) or "no collective is open"
 
     def _check_order(self, stream: Stream, launched: Launched) -> None:
@@ -96,13 +101,17 @@ class Collectives:
 
     def _start(self, launched: Launched, streams: list[Stream]) -> None:
         started = self.clock.now
+        for stream in streams:
+            stream.start(launched.seq)
         slowest = max(stream.slowness for stream in streams)
         took = round(self._cost.ns(launched.work, len(streams)) * slowest)
         seq = launched.seq
+        self._running[seq] = streams
 
         def end() -> None:
             if any(stream.dead for stream in streams):
                 return  # a kernel of a collective whose peer is gone never ends
+            del self._running[seq]
             for stream in streams:
                 stream.finish(seq, started)
 
@@ -126,14 +135,14 @@ def _told(value: object) -> object:
 
 
 class Stream:
-    """The compute stream of one rank. ``on_finish(seq)`` hears of each step that has ended."""
+    """The compute stream of one rank. ``on_start`` and ``on_finish`` hear of steps that begin and end."""
 
     def __init__(self, rank: int, collectives: Collectives, clock: RankClock, slowness: float) -> None:
         self.rank = rank
         self.slowness = slowness
         self.dead = False
-        self.finished = 0
-        self.launched = 0
+        self.started = 0
+        self.on_start: Callable[[int], None] = lambda seq: None
         self.on_finish: Callable[[int], None] = lambda seq: None
         self._collectives = collectives
         self._clock = clock
@@ -141,7 +150,6 @@ class Stream:
 
     def launch(self, launched: Launched, results: ResultSlot) -> None:
         """Append a step."""
-        self.launched = launched.seq
         self._queue.append((launched, results))
         if len(self._queue) == 1:
             self._head()
@@ -154,12 +162,16 @@ class Stream:
         """Whether step ``seq`` and all before it have ended here."""
         return not self._queue or self._queue[0][0].seq > seq
 
+    def start(self, seq: int) -> None:
+        """The step at the head begins; what it draws first is there at once."""
+        self.started = seq
+        self.on_start(seq)
+
     def finish(self, seq: int, started: int) -> None:
         """The step at the head has ended."""
         launched, results = self._queue.popleft()
         if launched.seq != seq:
             raise Broken("stream", f"rank {self.rank} ended step {seq} before step {launched.seq}")
-        self.finished = seq
         results.elapsed_ns = self._clock.between(started)
         if self._queue:
             self._head()
@@ -215,5 +227,11 @@ class VirtualDevice:
     def landed(self, seq: int, *, flush: bool) -> ResultSlot | None:
         """The results of ``seq``, or None while it runs."""
         if seq > self._launched or not self._stream.landed(seq):
+            return None
+        return self._results.read(seq)
+
+    def drawn(self, seq: int) -> ResultSlot | None:
+        """What rows drew late in ``seq``, once it has begun."""
+        if seq > self._launched or not (self._stream.started >= seq or self._stream.landed(seq)):
             return None
         return self._results.read(seq)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["NO_FAULTS", "Death", "Faults", "Hog", "OutOfMemory", "RankFaults"]
+__all__ = ["NO_FAULTS", "Death", "Faults", "Hog", "OutOfMemory", "Planted", "RankFaults"]
 
 
 class Death(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,6 +55,30 @@ class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def of_rank(self, rank: int) -> RankFaults:
         """What is wrong with ``rank``."""
         return self.ranks[rank] if rank < len(self.ranks) else _SOUND
+
+
+class Planted:
+    """The faults of a run that are still to come; each comes once, whatever cell is hit."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._memory = {fault.nth: fault.rank for fault in faults.memory}
+        self._bent = set(faults.bent)
+        self._steps = 0
+        self.spent: set[int] = set()
+        """Ranks that were handed a bent step."""
+
+    def short_of_memory(self) -> int | None:
+        """Another step with rows is planned: the rank that finds no memory for it, if any."""
+        self._steps += 1
+        return self._memory.pop(self._steps, None)
+
+    def bends(self, seq: int, rank: int) -> bool:
+        """Whether step ``seq`` reaches ``rank`` with a flipped bit, this time."""
+        if (seq, rank) not in self._bent:
+            return False
+        self._bent.remove((seq, rank))
+        self.spent.add(rank)
+        return True
 
 
 _SOUND = RankFaults()

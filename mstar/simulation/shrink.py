@@ -13,6 +13,7 @@ from mstar.simulation.schedule import LinearCost, Schedule, Wish, play, to_text
 
 __all__ = ["Failure", "judge", "report", "shrink"]
 
+_OTHER_SEEDS = 4
 _replace = msgspec.structs.replace
 
 
@@ -102,7 +103,8 @@ def _fewer_nodes(schedule: Schedule) -> Iterator[Schedule]:
     if schedule.ranks > 1:
         ranks = schedule.ranks - 1
         groups = tuple(tuple(rank for rank in group if rank < ranks) for group in schedule.groups)
-        yield _replace(schedule, ranks=ranks, groups=groups)
+        for seed in range(schedule.seed, schedule.seed + _OTHER_SEEDS):  # fewer ranks draw other delays
+            yield _replace(schedule, seed=seed, ranks=ranks, groups=groups)
     used = {wish.node % len(schedule.nodes) for wish in schedule.wishes}
     for node in range(len(schedule.nodes)):
         if len(schedule.nodes) > 1 and node not in used:

@@ -13,7 +13,7 @@ from mstar.simulation.cell import Cell, House, StepRecord
 from mstar.simulation.channels import Channel, Delay, VirtualSlab
 from mstar.simulation.clock import VirtualClock
 from mstar.simulation.cost import FREE, StepCost
-from mstar.simulation.faults import NO_FAULTS, Death, Faults, Hog
+from mstar.simulation.faults import NO_FAULTS, Death, Faults, Hog, Planted
 from mstar.simulation.gateway import Ask, TokenEvent, VirtualGateway
 from mstar.simulation.invariants import Broken
 from mstar.simulation.oracle import Oracle
@@ -88,6 +88,7 @@ class World:
             ranks=ranks,
             cost=cost,
             faults=faults,
+            planted=Planted(faults),
             oracle=self.oracle,
             inline=inline,
             slots=max(ring_slots, limits[0].depth + 2),
