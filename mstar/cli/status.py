@@ -13,7 +13,7 @@ __all__ = ["add_arguments", "run"]
 
 # Longest a server may take to answer, in seconds.
 PATIENCE = 10.0
-_OF_PAGES = ("pages_total", "pages_free", "pages_cached", "evicted", "preempted", "refused")
+_OF_PAGES = ("pages_total", "pages_free", "pages_cached", "evicted", "page_refusals", "preempted", "refused")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -33,6 +33,7 @@ _COUNTERS = {
     "step": "Steps that landed",
     "preempted": "Sequences that gave their pages up to older ones and were computed again",
     "refused": "Sequences the rank refused",
+    "page_refusals": "Times that a sequence asked for pages and there were none",
     "evicted": "Cached pages given to sequences that needed room",
     "finished": "Sequences the rank finished",
     "generated_tokens": "Tokens generated",

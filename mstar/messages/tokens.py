@@ -91,6 +91,7 @@ class RankReport(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
     pages_cached: int = 0
     evicted: int = 0
     cached_tokens: int = 0
+    page_refusals: int = 0
 
 
 Event = RowFailed | RankReport

@@ -57,6 +57,7 @@ class Decodes:
         self._tight = False
         self.stalled: list[int] = []
         """Slots that sit out until a page comes back."""
+        self.stalls = 0
 
     def start(self, slot: int) -> bool:
         """The input of ``slot`` runs to its end and gives a token; then it rides, if that wasn't its last."""
@@ -131,6 +132,7 @@ class Decodes:
         slots.ride[granted] = True
         slots.ride[stalled] = False
         self.stalled = stalled
+        self.stalls += len(stalled)
         self._tight = bool(stalled) or self._ledger.available < slots.high
         if stalled:
             make_room(len(stalled))

@@ -70,7 +70,10 @@ class NodeStep(NamedTuple):
 
 
 class NodeCounts:
-    """Counts of one node since the start."""
+    """Counts of one node since the start.
+
+    ``page_refusals`` counts newcomers that the pages at hand did not do for, each time they have changed.
+    """
 
     __slots__ = (
         "aborted",
@@ -78,6 +81,7 @@ class NodeCounts:
         "failed",
         "finished",
         "generated",
+        "page_refusals",
         "preempted",
         "prompted",
         "refused",
@@ -86,7 +90,7 @@ class NodeCounts:
 
     def __init__(self) -> None:
         self.finished = self.aborted = self.preempted = self.refused = self.failed = 0
-        self.stale = self.generated = self.prompted = self.cached_tokens = 0
+        self.stale = self.generated = self.prompted = self.cached_tokens = self.page_refusals = 0
 
 
 _ONE: NDArray[np.int32] = np.array(1, np.int32)
@@ -152,6 +156,11 @@ class NodeScheduler:
     def running(self) -> int:
         """Sequences in slots."""
         return len(self._slot_of)
+
+    @property
+    def stalls(self) -> int:
+        """How often a row that decodes had to sit a step out for want of a page."""
+        return self._decodes.stalls
 
     def requests(self) -> list[int]:
         """Every sequence that runs or waits here."""
@@ -317,6 +326,7 @@ class NodeScheduler:
             match = ledger.match(entry.digests, (entry.tokens.size - 1) // self.limits.page_size)
             if horizon - match.pages + match.idle > ledger.available:
                 self._blocked = (entry.order, ledger.available)
+                self.counts.page_refusals += 1
                 break
             source = self._publish(entry, seq)
             if source is None:

@@ -187,6 +187,7 @@ class RankActor(CellMember):
             pages_cached=pages.cached,
             evicted=pages.evicted,
             cached_tokens=counts.cached_tokens,
+            page_refusals=counts.page_refusals,
         )
 
     def on_peer(self, event: PeerEvent) -> None:

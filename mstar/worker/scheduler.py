@@ -52,7 +52,10 @@ _MOST_EARLY_ABORTS = 1024
 
 
 class SchedulerStatistics(NamedTuple):
-    """Counts since the start, and gauges of this moment; ``cached_tokens`` of prompts did not run again."""
+    """Counts since the start, and gauges of this moment; ``cached_tokens`` of prompts did not run again.
+
+    ``page_refusals``: how often a newcomer or a row that decodes asked for pages that were not there.
+    """
 
     running: int
     waiting: int
@@ -67,6 +70,7 @@ class SchedulerStatistics(NamedTuple):
     generated_tokens: int
     prompt_tokens: int
     cached_tokens: int
+    page_refusals: int
 
 
 class MicroScheduler:
@@ -242,6 +246,8 @@ class MicroScheduler:
             generated_tokens=sum(each.generated for each in counts),
             prompt_tokens=sum(each.prompted for each in counts),
             cached_tokens=sum(each.cached_tokens for each in counts),
+            page_refusals=sum(each.page_refusals for each in counts)
+            + sum(node.stalls for node in self.nodes),
         )
 
 
