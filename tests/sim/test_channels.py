@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 
 import pytest
@@ -20,18 +21,18 @@ def _nothing() -> None:
 
 
 def test_events_run_in_order_of_time_and_ties_follow_from_the_seed() -> None:
-    orders = []
-    for seed in (1, 1, 2):
+    def order(seed: int) -> list[int]:
         clock = VirtualClock(Random(seed))
-        order: list[int] = []
+        found: list[int] = []
         for i in range(20):
-            clock.at(5, lambda i=i: order.append(i))  # type: ignore[misc]
-        clock.at(3, lambda: order.append(-1))
+            clock.at(5, partial(found.append, i))
+        clock.at(3, partial(found.append, -1))
         while clock.step():
             pass
-        assert order[0] == -1
-        orders.append(order)
-    assert orders[0] == orders[1] != orders[2]
+        return found
+
+    assert order(1) == order(1) != order(2)
+    assert order(1)[0] == order(2)[0] == -1
 
 
 def test_a_rank_clock_is_off_and_drifts() -> None:
