@@ -9,12 +9,14 @@ import pytest
 
 from mstar.cli import status
 
+COUNTS = ["evicted", "page_refusals", "preempted", "refused"]
 FIGURES = {
     "running": 1,
     "pages_total": 40,
     "pages_free": 10,
     "pages_cached": 25,
     "evicted": 7,
+    "page_refusals": 9,
     "preempted": 2,
     "refused": 3,
     "cached_tokens": 320,
@@ -46,7 +48,7 @@ def test_the_pages_of_a_rank_add_up_in_one_line(
     assert status.run(argparse.Namespace(json=False, api_key=None)) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     head = next(line for line in lines if line[:1] == ["pages"])
-    assert head == ["pages", "total", "free", "cached", "held", "evicted", "preempted", "refused"]
-    assert lines[lines.index(head) + 1] == ["rank/0", "40", "10", "25", "5", "7", "2", "3"]
+    assert head == ["pages", "total", "free", "cached", "held", *COUNTS]
+    assert lines[lines.index(head) + 1] == ["rank/0", "40", "10", "25", "5", "7", "9", "2", "3"]
     assert ["cached", "tokens", "320"] in lines
     assert not any(line[:2] == ["pages", "free"] for line in lines)
