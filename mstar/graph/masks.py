@@ -105,8 +105,8 @@ class Masks:
         self.parent: list[int] = loop.parent.tolist()
         self.loop_walk: list[int] = loop.walk.tolist()
         self.counts_tokens = [bool(flag) for flag in loop.tokens.tolist()]
-        self.loop_bit = [1 << at - program.walk_loops.start[w] for at, w in enumerate(self.loop_walk)]
-        self.loop_bit = [int(bit) for bit in self.loop_bit]
+        first: list[int] = program.walk_loops.start.tolist()
+        self.loop_bit = [1 << at - first[w] for at, w in enumerate(self.loop_walk)]
         self.places = [
             tuple(range(first, last))
             for first, last in zip(loop.first.tolist(), loop.last.tolist(), strict=True)
@@ -119,7 +119,10 @@ class Masks:
                     f"Loop {program.loops[at]!r} has some of its nodes here, but not {names}; put them all "
                     "on the same ranks"
                 )
-        self.only_place = [places[0] if len(places) == 1 else NONE for places in self.places]
+        self.only_place = [
+            places[0] if len(places) == 1 and self.loop[places[0]] == at else NONE
+            for at, places in enumerate(self.places)
+        ]
         self.body = [self._places(places) for places in self.places]
         around = [self._around(at) for at in loops]
         self.inner = [tuple(other for other in loops if at in around[other][1:]) for at in loops]

@@ -294,7 +294,7 @@ class GraphRuntime:
         masks = self._masks
         place, walk = masks.only_place[loop], masks.loop_walk[loop]
         if place == NONE:
-            raise WalkStateError(f"Loop {self._loop(loop)} has several nodes; complete each of them")
+            raise self._no_column(loop)
         if not self._lands(slot, masks.node[place]):
             return _NOTHING
         now = int(self.walk[masks.partition[walk], slot])
@@ -496,7 +496,12 @@ class GraphRuntime:
             before, cap = int(self.counter[loop, slot]), int(self.cap[loop, slot])
             if not 1 <= stride <= cap - before:
                 return self._beyond(slot, loop, before, cap, stride)
-        return WalkStateError(f"Loop {self._loop(loop)} has several nodes; complete each of them")
+        return self._no_column(loop)
+
+    def _no_column(self, loop: int) -> WalkStateError:
+        return WalkStateError(
+            f"Loop {self._loop(loop)} is not one node that repeats; complete the nodes in it one by one"
+        )
 
     def _beyond(self, slot: int, loop: int, before: int, cap: int, stride: int) -> WalkStateError:
         if before == PENDING:

@@ -247,14 +247,33 @@ def test_a_row_at_its_cap_moves_no_further() -> None:
         runtime.advance(IDS.decode_loop, np.array([0]))
 
 
-def test_a_loop_of_several_nodes_is_no_column() -> None:
-    drive = Drive(nested_loops(), frames=2, codes=2)
+@pytest.mark.parametrize(
+    "body",
+    [Sequential((GraphNode("a", ("x",)), GraphNode("b", ("x",)))), Loop("m", GraphNode("a", ("x",)), "n")],
+)
+def test_only_a_loop_over_one_node_is_a_column(body: Sequential | Loop) -> None:
+    drive = Drive(one_walk(Loop("l", body, cap="n"), "x"), n=2)
     drive.admit("run")
-    frames = drive.program.loop_id("frames")
-    with pytest.raises(WalkStateError, match="Loop 'frames' has several nodes; complete each of them"):
-        drive.runtime.advance(frames, np.array([0]))
-    with pytest.raises(WalkStateError, match="Loop 'frames' has several nodes; complete each of them"):
-        drive.runtime.finish(0, frames)
+    drive.start("a")
+    loop = drive.program.loop_id("l")
+    with pytest.raises(WalkStateError, match="Loop 'l' is not one node that repeats; complete the nodes in"):
+        drive.runtime.advance(loop, np.array([0]))
+    with pytest.raises(WalkStateError, match="Loop 'l' is not one node that repeats; complete the nodes in"):
+        drive.runtime.finish(0, loop, stop=loop)
+
+
+def test_a_walk_may_have_more_nodes_inputs_and_loops_than_a_machine_word_has_bits() -> None:
+    inputs = tuple(f"in{at}" for at in range(100))
+    loops = tuple(
+        Loop(f"l{at}", GraphNode(f"n{at}", ("x",)), cap="n", outputs=(GraphEdge("y", "join", name),))
+        for at, name in enumerate(inputs)
+    )
+    drive = Drive(one_walk(Sequential((Parallel(loops), GraphNode("join", inputs))), "x"), n=2)
+    ready = drive.admit("run")
+    assert len(ready) == 100
+    last = [drive.ready(drive.run(node)) and drive.ready(drive.run(node)) for node in ready]
+    assert last == [[]] * 99 + [["join"]]
+    assert drive.run("join").ended is Ended.PARTITION
 
 
 def test_a_loop_finishes_at_its_cap_or_with_a_stop() -> None:

@@ -115,3 +115,25 @@ def test_a_batch_of_loops_ends_each_row_exactly_at_its_cap(caps: list[int], data
         assert finished.tolist() == [moved[slot] == caps[slot] for slot in running]
         running = [slot for slot in running if moved[slot] < caps[slot]]
     assert runtime.counter[IDS.prompt_loop].tolist() == caps
+
+
+@given(st.integers(0, 2**32), st.integers(0, 2**32))
+@settings(max_examples=80)
+def test_loops_that_are_stopped_anywhere_still_come_to_the_end_of_the_walk(drawn: int, order: int) -> None:
+    """A node in Loops stops one of them now and then; what is not in it runs as it would have."""
+    walk, rng = RandomWalk(Random(drawn)), Random(order)
+    drive = Account(walk, rng).drive
+    loops = {spot.name: spot.loops for spot in walk.spots}
+    ran = dict.fromkeys(loops, 0)
+    ready, ended = drive.admit("run"), Ended.NOTHING
+    while ended is Ended.NOTHING:
+        node = ready.pop(rng.randrange(len(ready)))
+        stops = loops[node] and rng.random() < 0.3
+        routed = drive.run(node, stop=rng.choice(loops[node])) if stops else drive.run(node)
+        ran[node] += 1
+        ready += drive.ready(routed)
+        ended = routed.ended
+    assert not ready
+    assert drive.runtime.statistics() == ((0,), 0, 0)
+    for spot in walk.spots:
+        assert 1 <= ran[spot.name] <= walk.runs(spot.loops)
