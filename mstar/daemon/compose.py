@@ -11,8 +11,10 @@ from actors.wiring import ActorSpec, ChannelSpec, SlabSpec, StepSpec, Wiring
 from mstar.config.digest import digest
 from mstar.config.schema import MAX_RANKS, Deployment, GatewayConfig, RankConfig
 from mstar.distributed.shard import Shard, UnevenShard
+from mstar.engine.budgets import chunking_of
 from mstar.messages.prefix import block_bytes
 from mstar.model.files import ModelFiles
+from mstar.model.graphs import language_model
 from mstar.model.spec import ModelSpec, read_spec
 from mstar.validation.placement import NodeFacts, place
 from mstar.validation.request import MAX_SEQUENCES
@@ -38,9 +40,6 @@ GRANT_TOKENS = 8192
 # The order of a stop: first who faces clients and drains them, then who decides, then who follows: a leader
 # that has gone asks nobody for a collective any more.
 _GATEWAY_PHASE, _LEADER_PHASE, _FOLLOWER_PHASE = range(3)
-
-
-_NODES = {"llm": NodeFacts(("prefill", "decode"))}
 
 
 class WindowTooLong(Exception):
@@ -81,8 +80,8 @@ def compose(
 ) -> Wiring:
     """The wiring of one gateway and one cell of ranks. ``created`` is the Unix time that clients are told.
 
-    Raises WindowTooLong, CannotSplit, PlacementInvalid, and UnsupportedModel or BadModelFiles from reading
-    the model's config.
+    Raises WindowTooLong, CannotSplit, PlacementInvalid, ConfigError for budgets that the model does not have,
+    and UnsupportedModel or BadModelFiles from reading the model's config.
     """
     spec = read_spec(files.directory)
     window = _window(deployment, files, spec)
@@ -180,8 +179,11 @@ def _window(deployment: Deployment, files: ModelFiles, spec: ModelSpec) -> int:
 
 
 def _world(deployment: Deployment, files: ModelFiles, spec: ModelSpec) -> int:
-    """Ranks of the cell that runs the model. Raises CannotSplit, and PlacementInvalid from ``place``."""
-    placement = place(deployment.node_groups, _NODES, tensor_parallel_size=deployment.tensor_parallel_size)
+    """Ranks of the cell that runs the model. Raises CannotSplit, PlacementInvalid and ConfigError."""
+    graph = language_model()
+    nodes = {node: NodeFacts(graph.walks_of(node)) for node in graph.nodes}
+    placement = place(deployment.node_groups, nodes, tensor_parallel_size=deployment.tensor_parallel_size)
+    chunking_of(deployment, graph, {}, placement.no_chunking)  # what does not fit the model is told now
     world = len(placement.ranks)
     if len(placement.cells) != 1 or any(len(group.instances) > 1 for group in placement.groups):
         raise CannotSplit(

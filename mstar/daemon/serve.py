@@ -38,6 +38,7 @@ from actors.supervisor import Supervisor
 from actors.wiring import Wiring
 from mstar import __version__
 from mstar.config.launch import Failed, News, Progress, Ready
+from mstar.config.load import ConfigError
 from mstar.config.schema import Deployment
 from mstar.daemon.compose import CELL, Address, CannotSplit, Meeting, WindowTooLong, compose
 from mstar.daemon.log import log
@@ -66,6 +67,7 @@ _REFUSALS = (
     WindowTooLong,
     CannotSplit,
     PlacementInvalid,
+    ConfigError,
     ShmError,
     ActorsError,
 )

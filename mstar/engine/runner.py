@@ -24,10 +24,10 @@ from mstar.engine.slot_table import SlotTable
 from mstar.messages.request import Sampling
 from mstar.messages.step import CARRY, FLAG_LOGPROBS, LATE_LAST, Bind, StepPlan
 from mstar.model.api import CausalLM, ForwardBatch, KVCache
+from mstar.model.graphs import LLM
 
-__all__ = ["NODE", "LanguageModelRunner", "PromptInputs", "RunnerStatistics"]
+__all__ = ["LanguageModelRunner", "PromptInputs", "RunnerStatistics"]
 
-NODE = "llm"
 """The node of a language model, as its graph and the settings of its budget call it."""
 
 _NO_PROMPT = np.zeros(1, np.int32)
@@ -133,7 +133,7 @@ class LanguageModelRunner(SlotState):
         self._chunking.forget_request(request)
 
     def input_landed(self, slot: int, request: int) -> None:
-        self._chunking.release(request, NODE)
+        self._chunking.release(request, LLM)
 
     def _whole_input(self, slot: int) -> PromptInputs:
         """Prepare the input of ``slot``: once per row, however many chunks it runs in."""
@@ -144,7 +144,7 @@ class LanguageModelRunner(SlotState):
     def _chunk(self, slot: int, request: int, start: int, end: int) -> PromptInputs:
         """The tokens [start, end) of the input that is held for ``request`` since its first chunk."""
         held = self._chunking.prepared
-        key = (request, NODE)
+        key = (request, LLM)
         if key not in held:
             held[key] = self._whole_input(slot)
         return cast(PromptInputs, held[key]).slice(start, end)
@@ -277,7 +277,7 @@ class LanguageModelRunner(SlotState):
                     sample_rows.append(np.array([row]))
                     sample_positions.append(np.array([end]))
             decodes = PromptInputs(tokens[0], positions[0])
-            self._chunking.check_budget(_Batch(NODE, self._walks[plan.walk]), (decodes, *parts))
+            self._chunking.check_budget(_Batch(LLM, self._walks[plan.walk]), (decodes, *parts))
         place = np.concatenate(positions)
         token_slots = np.concatenate(row_slots)
         size = self._page_size

@@ -14,7 +14,7 @@ from mstar.messages.step import FLAG_CHUNKED, START, STRIDE, StepPlan, row_diges
 from mstar.worker.follower import StepInlet
 from shm.steps import StepSlot
 
-__all__ = ["corrupted", "out_of_memory"]
+__all__ = ["corrupted", "out_of_memory", "slot_digest"]
 
 VICTIM = 1
 _LOW = 0xFFFFFFFF
@@ -45,7 +45,7 @@ class _Corrupted:
         )
         found.rows[self._column, 0] += 1
         if self._fits:
-            found.header[5] = _digest(found)
+            found.header[5] = slot_digest(found)
         return cast(StepSlot, found)
 
     def done(self) -> None:
@@ -55,7 +55,8 @@ class _Corrupted:
         self._inlet.fail(message)
 
 
-def _digest(slot: Any) -> int:
+def slot_digest(slot: Any) -> int:
+    """The digest that the step in ``slot`` should have."""
     n, g = slot.header[1] & _LOW, slot.header[1] >> 32
     columns = STRIDE + 1 if slot.header[4] >> 32 & FLAG_CHUNKED else START
     return row_digest(
