@@ -12,17 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mstar.graph.compile import compile_graph
 from mstar.graph.runtime import GraphRuntime
 from mstar.messages.step import INPUT, LATE_LAST, LATE_RUN, Bind, StepPlan
-from mstar.model.graphs import Walks, language_model
+from mstar.model.graphs import LANGUAGE_MODEL, WALKS
 
 __all__ = ["FREE", "PlanMismatch", "SlotTable", "SlotTableStatistics"]
 
 FREE = -1
-
-_PROGRAM = compile_graph(language_model())
-_WALKS = Walks.of(_PROGRAM)
 
 _ZERO: NDArray[np.int32] = np.array(0, np.int32)
 _NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
@@ -59,14 +55,14 @@ class SlotTable:
     def __init__(self, slots: int, pool_pages: tuple[int, ...]) -> None:
         self.count = slots
         self.seq = 0
-        self.graph = graph = GraphRuntime(_PROGRAM, slots)
+        self.graph = graph = GraphRuntime(LANGUAGE_MODEL, slots)
         self.owner: NDArray[np.int64] = np.full(slots, FREE, np.int64)
         self.attempt: NDArray[np.int32] = np.zeros(slots, np.int32)
         self.accepted: NDArray[np.int32] = np.zeros(slots, np.int32)
-        self.progress: NDArray[np.int32] = graph.counter[_WALKS.prompt_loop]
-        self.length: NDArray[np.int32] = graph.cap[_WALKS.prompt_loop]
-        self.generated: NDArray[np.int32] = graph.counter[_WALKS.decode_loop]
-        self.cap: NDArray[np.int32] = graph.cap[_WALKS.decode_loop]
+        self.progress: NDArray[np.int32] = graph.counter[WALKS.prompt_loop]
+        self.length: NDArray[np.int32] = graph.cap[WALKS.prompt_loop]
+        self.generated: NDArray[np.int32] = graph.counter[WALKS.decode_loop]
+        self.cap: NDArray[np.int32] = graph.cap[WALKS.decode_loop]
         self.late: NDArray[np.bool_] = np.zeros(slots, np.bool_)
         self._late_rows = 0
         self.tables: list[NDArray[np.int32]] = [np.full((slots, pages), -1, np.int32) for pages in pool_pages]
@@ -183,8 +179,8 @@ class SlotTable:
         A row that has not ``sampled`` yet draws late, or never; its decode Loop is one token behind then.
         """
         graph = self.graph
-        if graph.finish(slot, _WALKS.prompt_loop).walk == _WALKS.decode:
-            graph.start(slot, _WALKS.node)
+        if graph.finish(slot, WALKS.prompt_loop).walk == WALKS.decode:
+            graph.start(slot, WALKS.node)
         if not sampled:
             self.generated[slot] = self.accepted[slot]
 
@@ -294,11 +290,11 @@ class SlotTable:
         self.attempt[slot] = bind.attempt
         self.accepted[slot] = bind.accepted
         graph = self.graph
-        counted = {_WALKS.decode_loop: bind.accepted} if bind.accepted else None
-        caps = {_WALKS.prompt_loop: bind.length, _WALKS.decode_loop: bind.cap}
+        counted = {WALKS.decode_loop: bind.accepted} if bind.accepted else None
+        caps = {WALKS.prompt_loop: bind.length, WALKS.decode_loop: bind.cap}
         graph.set_loop_caps(slot, caps, counted)
-        graph.admit(slot, _WALKS.prefill)
-        graph.start(slot, _WALKS.node)
+        graph.admit(slot, WALKS.prefill)
+        graph.start(slot, WALKS.node)
         self.late[slot] = bind.late
         self._late_rows += bind.late
 

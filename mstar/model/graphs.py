@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from mstar.graph.compile import compile_graph
 from mstar.graph.model import ModelGraph
 from mstar.graph.nodes import CLIENT, NEXT_WALK, GraphEdge, GraphNode, Loop
 from mstar.graph.policy import ChunkingPolicy
@@ -19,11 +20,13 @@ __all__ = [
     "DECODE",
     "DECODE_LOOP",
     "DEFAULT_MAX_BATCH_TOKENS",
+    "LANGUAGE_MODEL",
     "LLM",
     "MAX_TOKENS",
     "PREFILL",
     "PROMPT_LOOP",
     "PROMPT_TOKENS",
+    "WALKS",
     "Walks",
     "language_model",
 ]
@@ -34,7 +37,8 @@ DECODE_LOOP, PROMPT_LOOP = "llm.decode.tokens", chunk_loop(LLM, PREFILL)
 MAX_TOKENS, PROMPT_TOKENS = "max_tokens", chunk_cap(LLM, PREFILL)
 """The caps that a request sets: the most tokens it may generate, and the length of its prompt."""
 
-DEFAULT_MAX_BATCH_TOKENS = 1024
+DEFAULT_MAX_BATCH_TOKENS = 512
+"""Of a step that prefills: as many as keep a step of a small model on a CPU under half a second."""
 
 
 def language_model(
@@ -46,7 +50,8 @@ def language_model(
     prefill that samples has generated the first of them, so the Loop starts at 1 and has one iteration
     less; of one that does not (``samples_at_prefill`` False) the input of the first decode is made of the
     request, and the Loop starts at 0. That is the only place where the difference is told.
-    ``max_batch_tokens`` is the budget of a step that prefills, alone or beside decodes.
+    ``max_batch_tokens`` is the budget of a step that prefills, alone or beside decodes; a budget that a
+    deployment gives to prefill itself caps its rows in a step that also decodes.
     """
     first = (GraphEdge("token", CLIENT), GraphEdge("token", NEXT_WALK)) if samples_at_prefill else ()
     prefill = GraphNode(LLM, ("prompt",), first)
@@ -60,7 +65,7 @@ def language_model(
         may_end=frozenset((PREFILL,)) if samples_at_prefill else frozenset(),
         inputs=inputs,
     )
-    chunked = ChunkingPolicy(max_batch_tokens, chunkable=True)
+    chunked = ChunkingPolicy(max_batch_tokens, chunkable=True, can_override_mixed_max_tokens=True)
     return ModelGraph(
         walks={PREFILL: prefill, DECODE: decode},
         partitions={LLM: order},
@@ -92,3 +97,8 @@ class Walks(NamedTuple):
             prompt_loop=program.loop_id(PROMPT_LOOP),
             decode_loop=program.loop_id(DECODE_LOOP),
         )
+
+
+LANGUAGE_MODEL = compile_graph(language_model())
+WALKS = Walks.of(LANGUAGE_MODEL)
+"""The one graph of every model that this version serves, compiled, and its ids."""

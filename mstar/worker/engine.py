@@ -12,24 +12,31 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mstar.config.budgets import budget_overrides
 from mstar.config.digest import digest
 from mstar.config.schema import Deployment, RankConfig
 from mstar.distributed.gloo import GlooGroup
 from mstar.distributed.oneshot import OneShotGroup
 from mstar.distributed.rendezvous import Rendezvous
 from mstar.distributed.shard import WHOLE, Shard
-from mstar.engine.chunking import DEFAULT_MIN_CHUNK_TOKENS, ChunkingManagement
+from mstar.engine.budgets import chunking_of
+from mstar.engine.chunking import ChunkingManagement
 from mstar.engine.device import CpuDevice
 from mstar.engine.executor import Executor
-from mstar.engine.runner import NODE, LanguageModelRunner
+from mstar.engine.runner import LanguageModelRunner
 from mstar.engine.sampler import Sampler
 from mstar.engine.slot_table import SlotTable
-from mstar.graph.policy import ChunkingPolicy
 from mstar.messages.step import Bind
 from mstar.model.api import KVCache
 from mstar.model.choose import CpuChoice, choose_cpu, choose_layout
 from mstar.model.files import ModelFiles
+from mstar.model.graphs import (
+    COMBINED,
+    DEFAULT_MAX_BATCH_TOKENS,
+    LANGUAGE_MODEL,
+    LLM,
+    PREFILL,
+    language_model,
+)
 from mstar.model.spec import ModelSpec, read_spec
 from mstar.model.weights import load_model
 from mstar.validation.placement import NodeFacts, place
@@ -41,7 +48,6 @@ __all__ = ["CacheTooLarge", "CacheTooSmall", "Engine", "build_engine"]
 
 _log = logging.getLogger(__name__)
 
-CPU_BATCH_TOKENS = 512
 WARM_ROWS, WARM_TOKENS = 8, 64
 """On a CPU no shape is captured: small steps touch every kernel and table that large ones use."""
 
@@ -130,16 +136,13 @@ def build_engine(
         page_size=page_size,
         max_seq_len=limits.max_seq_len,
         chunking=chunking,
-        walks=WALKS,
+        walks=LANGUAGE_MODEL.labels,
     )
     cpu = CpuDevice(slots, limits.depth, runner.forward, lockstep=config.world > 1)
     executor = Executor([table], [runner], cpu, inputs)
     stage("warming up", 0, 0)
     runner.warm_up(min(slots, WARM_ROWS), min(limits.batch_tokens, WARM_TOKENS))
     return Engine(limits, executor, runner, group)
-
-
-WALKS = ("prefill", "decode", "prefill_decode")
 
 
 class _Chunkable:
@@ -151,31 +154,16 @@ class _Chunkable:
 
 def _chunking(deployment: Deployment) -> ChunkingManagement:
     """What the model declares of chunks and budgets, and what the deployment makes of it."""
-    prefill, _, mixed = WALKS
-    policy = ChunkingPolicy(CPU_BATCH_TOKENS, chunkable=True, can_override_mixed_max_tokens=True)
-    chunking = ChunkingManagement({NODE: _Chunkable()})
-    chunking.set_policies({(NODE, prefill): policy, (NODE, mixed): policy})
-    placement = place(
-        deployment.node_groups,
-        {NODE: NodeFacts(WALKS[:2])},
-        tensor_parallel_size=deployment.tensor_parallel_size,
-    )
-    chunking.set_budgets(
-        budget_overrides(deployment.max_batch_tokens, {NODE: (prefill, mixed)}),
-        {NODE: WALKS},
-        dict.fromkeys(WALKS[:2], mixed),
-        (NODE,),
-        placement.no_chunking,
-        deployment.min_chunk_tokens or DEFAULT_MIN_CHUNK_TOKENS,
-    )
-    return chunking
+    graph = language_model()
+    nodes = {node: NodeFacts(graph.walks_of(node)) for node in graph.nodes}
+    placement = place(deployment.node_groups, nodes, tensor_parallel_size=deployment.tensor_parallel_size)
+    return chunking_of(deployment, graph, {LLM: _Chunkable()}, placement.no_chunking)
 
 
 def _limits(
     deployment: Deployment, spec: ModelSpec, dtype: torch.dtype, shard: Shard, chunking: ChunkingManagement
 ) -> Limits:
     """What bounds the node, from facts that are the same on every rank. Raises CacheTooSmall."""
-    prefill, _, mixed = WALKS
     max_seq_len = min(deployment.max_seq_len or spec.max_position, spec.max_position)
     page_size, slots = deployment.page_size, deployment.max_num_seqs
     page_bytes = shard.world * KVCache.nbytes_per_page(spec, page_size, dtype, shard=shard)
@@ -185,11 +173,11 @@ def _limits(
             f"kv_cache_bytes {deployment.kv_cache_bytes} holds {pages * page_size} tokens, one sequence of"
             f" max_seq_len {max_seq_len} needs more: raise --kv-cache-bytes or lower --max-model-len"
         )
-    chunked = chunking.chunkable(NODE, prefill)
-    budget = chunking.max_batch_tokens(NODE, mixed) or CPU_BATCH_TOKENS
+    chunked = chunking.chunkable(LLM, PREFILL)
+    budget = chunking.max_batch_tokens(LLM, COMBINED) or DEFAULT_MAX_BATCH_TOKENS
     batch_tokens = max(budget, slots)
-    caps = chunking.walk_caps(NODE, mixed) or {}
-    cap = caps.get(prefill, 0)
+    caps = chunking.walk_caps(LLM, COMBINED) or {}
+    cap = caps.get(PREFILL, 0)
     return Limits(
         slots=slots,
         max_seq_len=max_seq_len,

@@ -24,6 +24,7 @@ from mstar.messages.step import (
     StepTail,
 )
 from mstar.messages.tokens import LENGTH, RUNNING, STOP, RowFailed, TokenBatch
+from mstar.model.graphs import WALKS
 from mstar.worker.budget import StepBudget, StepWork
 from mstar.worker.decodes import NO_ROWS, DecodeRows, Decodes
 from mstar.worker.filing import Filing
@@ -40,7 +41,7 @@ from shm.slab import SlabHandle
 
 __all__ = ["DECODE", "MIXED", "PREFILL", "Drawing", "NodeCounts", "NodeScheduler", "NodeStep", "Replays"]
 
-PREFILL, DECODE, MIXED = 0, 1, 2
+PREFILL, DECODE, MIXED = WALKS.prefill, WALKS.decode, WALKS.combined
 """Walks of a language model's node; MIXED labels a step whose rows run both."""
 
 PROMPTS_SLAB, REPLAYS_SLAB = 0, 1

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from mstar.config.load import ConfigError, resolve
 from mstar.config.schema import RankConfig
 from mstar.messages.step import Bind
+from mstar.model.graphs import DEFAULT_MAX_BATCH_TOKENS
 from mstar.simulation.cost import ModelFacts
 from mstar.simulation.setting import check_fits, setting_of
 from mstar.simulation.workloads import Job
-from mstar.worker.engine import CPU_BATCH_TOKENS, build_engine
+from mstar.worker.engine import build_engine
 from tests.helpers.tiny_model import write_tiny_model
 
 FACTS = ModelFacts("toy", window=4096, kv_token_bytes=1024, batch_tokens=512)
@@ -46,7 +47,7 @@ def test_the_limits_are_those_that_the_engine_sets(flags: dict[str, Any], tmp_pa
     config = RankConfig(0, found.deployment, "tiny", str(directory))
     limits = build_engine(config, no_input, lambda *stage: None).limits
     token_bytes = (1 << 22) // limits.pages // limits.page_size
-    facts = ModelFacts("tiny", _window(directory), token_bytes, batch_tokens=CPU_BATCH_TOKENS)
+    facts = ModelFacts("tiny", _window(directory), token_bytes, batch_tokens=DEFAULT_MAX_BATCH_TOKENS)
     assert setting_of(found, facts).limits == limits
 
 
