@@ -101,8 +101,10 @@ class _Run:
         self._pages_peak = 0
         self._tokens = 0
         self._due = sum(job.output_tokens for job in (*jobs, *wave))
+        longest = max(job.prompt_tokens + job.output_tokens for job in (*jobs, *wave))
         self._world = World(
-            setting.limits,
+            # A window beyond what is asked for changes nothing but the size of every rank's tables.
+            setting.limits._replace(max_seq_len=longest),
             ranks=setting.ranks,
             cost=cost,
             seed=seed,

@@ -63,6 +63,7 @@ def test_another_seed_gives_another_prediction() -> None:
 def test_the_figures_agree_with_events_and_steps(workload: str, requests: int) -> None:
     found = known(workload, requests=requests)
     total = found.figures["all"]
+    assert total.requests == len(found.answers) == requests + (workload == "long-beside-decodes")
     assert total.failed == found.refused == 0
     assert all(answer.events[0] > answer.sent for answer in found.answers)
     assert all(answer.events == sorted(answer.events) for answer in found.answers)
