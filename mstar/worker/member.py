@@ -13,7 +13,7 @@ from actors.actor import Actor
 from mstar.config.schema import RankConfig
 from mstar.distributed.errors import CollectiveFailed
 from mstar.messages.step import Bind
-from mstar.worker.node import REPLAYS_SLAB
+from mstar.worker.entry import REPLAYS_SLAB
 
 if TYPE_CHECKING:
     from actors.context import Context

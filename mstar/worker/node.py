@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ from mstar.messages.tokens import LENGTH, RUNNING, STOP, RowFailed, TokenBatch
 from mstar.model.graphs import WALKS
 from mstar.worker.budget import StepBudget, StepWork
 from mstar.worker.decodes import NO_ROWS, DecodeRows, Decodes
+from mstar.worker.departures import Departures
+from mstar.worker.entry import Entry, Replays
 from mstar.worker.filing import Filing
 from mstar.worker.late import Constraint, LateRows
 from mstar.worker.ledger import Ledger
@@ -35,25 +37,12 @@ from mstar.worker.outcome import Landed, StepResult
 from mstar.worker.pipeline import Pipeline
 from mstar.worker.prefill import Chunk, Prefill
 from mstar.worker.slots import Slots
-from mstar.worker.waiting import Waiting, WaitingLine, bind_bytes
-from shm.errors import SlabExhausted
-from shm.slab import SlabHandle
+from mstar.worker.waiting import Waiting, WaitingLine
 
-__all__ = ["DECODE", "MIXED", "PREFILL", "Drawing", "NodeCounts", "NodeScheduler", "NodeStep", "Replays"]
+__all__ = ["DECODE", "MIXED", "PREFILL", "Drawing", "NodeCounts", "NodeScheduler", "NodeStep"]
 
 PREFILL, DECODE, MIXED = WALKS.prefill, WALKS.decode, WALKS.combined
 """Walks of a language model's node; MIXED labels a step whose rows run both."""
-
-PROMPTS_SLAB, REPLAYS_SLAB = 0, 1
-"""The slabs a bind's inputs may lie in: the gateway's prompts, the leader's own replays."""
-
-
-class Replays(Protocol):
-    """Where the leader puts the tokens of a preempted row for every rank to read (shm.slab.SlabOwner)."""
-
-    def lease(self, nbytes: int) -> SlabHandle: ...
-    def view(self, handle: SlabHandle) -> memoryview: ...
-    def release(self, handle: SlabHandle) -> None: ...
 
 
 class NodeStep(NamedTuple):
@@ -71,10 +60,7 @@ class NodeStep(NamedTuple):
 
 
 class NodeCounts:
-    """Counts of one node since the start.
-
-    ``page_refusals`` counts newcomers that the pages at hand did not do for, each time they have changed.
-    """
+    """Counts of one node since the start."""
 
     __slots__ = (
         "aborted",
@@ -82,7 +68,6 @@ class NodeCounts:
         "failed",
         "finished",
         "generated",
-        "page_refusals",
         "preempted",
         "prompted",
         "refused",
@@ -91,7 +76,7 @@ class NodeCounts:
 
     def __init__(self) -> None:
         self.finished = self.aborted = self.preempted = self.refused = self.failed = 0
-        self.stale = self.generated = self.prompted = self.cached_tokens = self.page_refusals = 0
+        self.stale = self.generated = self.prompted = self.cached_tokens = 0
 
 
 _ONE: NDArray[np.int32] = np.array(1, np.int32)
@@ -124,34 +109,29 @@ class NodeScheduler:
         self.line = WaitingLine(limits)
         self.counts = NodeCounts()
         self._pipeline = pipeline
-        self._replays = replays
-        self._floor, self._bind_bytes = limits.chunk_floor, limits.bind_bytes
+        self._entry = Entry(limits, self.slots, self.ledger, self.line, pipeline, replays)
+        self._departures = Departures(self.slots, self.ledger)
         self._prefill = Prefill(limits, self.slots, self.ledger, PREFILL)
         self._decodes = Decodes(limits, self.slots, self.ledger, DECODE)
         self._filing = Filing(limits, self.slots, self.ledger, salt)
         self._late = LateRows(limits)
         self._stop = TokenStop()
         target = limits.target_itl_ns
-        self._budget = StepBudget(limits.batch_tokens, self._floor, target) if target else None
+        self._budget = StepBudget(limits.batch_tokens, limits.chunk_floor, target) if target else None
         self._running: NDArray[np.int8] = np.zeros(limits.slots, np.int8)
         self._running.flags.writeable = False
         self._slot_of: dict[int, int] = {}
         self._messages: dict[int, Admit] = {}
-        self._drops: list[int] = []
-        self._leaving: set[int] = set()
-        self._preempting: set[int] = set()
-        self._returning_pages = 0
         self._scored = 0
         self._ends = 0
         self._last_walk = DECODE
-        self._blocked = (0, -1)
 
     # ---- who is here -------------------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
         """Whether something runs, waits or has to be dropped: a step may be planned."""
-        return bool(self._slot_of or self._drops or self.line)
+        return bool(self._slot_of or self._departures.due or self.line)
 
     @property
     def running(self) -> int:
@@ -159,9 +139,9 @@ class NodeScheduler:
         return len(self._slot_of)
 
     @property
-    def stalls(self) -> int:
-        """How often a row that decodes had to sit a step out for want of a page."""
-        return self._decodes.stalls
+    def page_refusals(self) -> int:
+        """How often a newcomer or a row that decodes asked for pages that were not there."""
+        return self._entry.refusals + self._decodes.stalls
 
     def requests(self) -> list[int]:
         """Every sequence that runs or waits here."""
@@ -195,7 +175,7 @@ class NodeScheduler:
             for slot in self._late.next():
                 decodes.ride(slot)
         decodes.grow(draft, self._make_room)
-        self._write_drops(draft)
+        self._departures.write(draft)
         mixes = self.limits.mixes
         prefill_first = not mixes and self._last_walk == DECODE
         rows = NO_ROWS if prefill_first else decodes.write(draft, late=late)
@@ -226,10 +206,9 @@ class NodeScheduler:
             chunked=n > plain,
             tail=StepTail(tuple(binds), masks=masks) if binds or masks else None,
         )
-        if self._drops:
-            for slot in self._drops:
+        if self._departures.due:
+            for slot in self._departures.planned():
                 self._pipeline.retire(seq, (self, slot))
-            self._drops.clear()
         work = None if self._budget is None else _work(self.slots, plan, plain)
         return plan, NodeStep(rows, chunks, self._ends, logprobs, work)
 
@@ -261,7 +240,7 @@ class NodeScheduler:
             if token >= 0:
                 self._late.accept(request, token)
             over = token < 0 or token in self._messages[slot].stop_ids
-            stays = slots.live[slot] and slot not in self._leaving
+            stays = slots.live[slot] and slot not in self._departures
             if stays and not over and slots.planned[slot] < slots.cap[slot]:
                 self._late.ready(slot)
 
@@ -287,101 +266,56 @@ class NodeScheduler:
 
     def _make_room(self, pages: int) -> None:
         """Preempt the youngest rows until ``pages`` pages are on their way back; the oldest always stays."""
-        while self._returning_pages + self.ledger.available < pages:
-            candidates = [slot for slot in self._slot_of.values() if slot not in self._leaving]
+        departures = self._departures
+        while departures.returning_pages + self.ledger.available < pages:
+            candidates = [slot for slot in self._slot_of.values() if slot not in departures]
             if len(candidates) < 2:
                 return
             victim = max(candidates, key=self.slots.order.__getitem__)
             self.counts.preempted += 1
-            self._preempting.add(victim)
+            departures.preempting.add(victim)
             self._leave(victim)
 
-    def _write_drops(self, draft: StepDraft) -> None:
-        drops = self._drops
-        if drops:
-            owner = self.slots.owner
-            for place, slot in enumerate(drops):
-                draft.drops[place] = owner[slot]
-            draft.n_drops = len(drops)
-
     def _bind_waiting(self, seq: int, room: int) -> list[Bind]:
-        """Admit who waits, by age, while slots, pages and the step have room.
+        """Let in who waits and fits.
 
         Nobody enters while a row lacks a page, or while a preempted row is still on its way back to
-        the line: the pages that it left are not for those behind it. Who does not fit is looked at again
-        when pages have come or gone.
+        the line: the pages that it left are not for those behind it.
         """
         binds: list[Bind] = []
-        if room < 1 or self._decodes.stalled or self._preempting:
+        if room < 1 or self._decodes.stalled or self._departures.preempting:
             return binds
-        most = max(1, room // self._floor)
-        tail, ledger = self._bind_bytes, self.ledger
-        while self.slots.free and len(binds) < most:
-            entry = self.line.head()
-            if entry is None or self._blocked == (entry.order, ledger.available):
-                break
-            tail -= bind_bytes(entry.message)
-            if tail < 0:
-                break
-            horizon = self._horizon(entry)
-            match = ledger.match(entry.digests, (entry.tokens.size - 1) // self.limits.page_size)
-            if horizon - match.pages + match.idle > ledger.available:
-                self._blocked = (entry.order, ledger.available)
-                self.counts.page_refusals += 1
-                break
-            source = self._publish(entry, seq)
-            if source is None:
-                break
-            leased = ledger.lease(entry.digests, match.pages)
-            binds.append(self._bind(entry, source, horizon, leased))
-            self.line.advance()
+        entry = self._entry
+        entry.open(room)
+        while (entrant := entry.next(seq)) is not None:
+            binds.append(self._bind(*entrant))
         return binds
 
-    def _horizon(self, entry: Waiting) -> int:
-        """Pages for the whole input and the next tokens of ``entry``."""
-        message, size = entry.message, entry.tokens.size
-        most = message.prompt_tokens + message.max_tokens - 1
-        return self.limits.pages_of(max(size, min(size + self.limits.horizon_tokens, most)))
-
-    def _publish(self, entry: Waiting, seq: int) -> Input | None:
-        """Where every rank reads the input of ``entry`` when it runs step ``seq``; None: no room now."""
-        if entry.release is not None:
-            self._pipeline.lend(seq, entry.release)
-            return Input(0, PROMPTS_SLAB, entry.message.prompt)
-        replays, tokens = self._replays, entry.tokens
-        try:
-            handle = replays.lease(tokens.nbytes)
-        except SlabExhausted:
-            return None
-        replays.view(handle)[: tokens.nbytes] = tokens.view(np.uint8).data
-        self._pipeline.lend(seq, lambda: replays.release(handle))
-        return Input(0, REPLAYS_SLAB, handle)
-
-    def _bind(self, entry: Waiting, source: Input, horizon: int, leased: NDArray[np.int32]) -> Bind:
-        """Put ``entry`` into the lowest free slot, its first pages being ``leased``."""
-        message, slots, total = entry.message, self.slots, entry.tokens.size
+    def _bind(self, waiting: Waiting, source: Input, horizon: int, leased: NDArray[np.int32]) -> Bind:
+        """Put ``waiting`` into the lowest free slot, its first pages being ``leased``."""
+        message, slots, total = waiting.message, self.slots, waiting.tokens.size
         sampling, cached = message.sampling, leased.size
         slot = slots.take()
         slots.owner[slot] = message.request
         slots.attempt[slot] = message.attempt
         slots.live[slot] = True
         slots.base[slot] = message.prompt_tokens
-        slots.planned[slot] = entry.accepted
+        slots.planned[slot] = waiting.accepted
         slots.cap[slot] = message.max_tokens
         slots.table[slot, :cached] = leased
         slots.pages[slot] = cached
         slots.horizon[slot] = horizon
-        slots.order[slot] = entry.order
+        slots.order[slot] = waiting.order
         late = self._late.holds(message.request)
         slots.late[slot] = late
-        slots.history[slot, :total] = entry.tokens
+        slots.history[slot, :total] = waiting.tokens
         slots.history_base[slot] = slot * slots.max_tokens + message.prompt_tokens
         if sampling.logprobs >= 0:
             slots.logprobs[slot] = True
             self._scored += 1
         self.ledger.promise(horizon - cached)
         self._stop.bind(slot, message.stop_ids)
-        self._filing.bind(slot, entry.digests, cached, message.prompt_tokens)
+        self._filing.bind(slot, waiting.digests, cached, message.prompt_tokens)
         self._slot_of[message.request] = slot
         self._messages[slot] = message
         start = cached * self.limits.page_size
@@ -393,7 +327,7 @@ class NodeScheduler:
             slot,
             message.attempt,
             total,
-            entry.accepted,
+            waiting.accepted,
             message.max_tokens,
             (source,),
             sampling,
@@ -501,22 +435,16 @@ class NodeScheduler:
         del self._slot_of[request]
         self.line.succeed(request)
         self._late.forget(request)
-        if slot not in self._leaving:
+        if slot not in self._departures:
             self._leave(slot)
 
     def _leave(self, slot: int) -> None:
-        """Drop ``slot`` in the next plan and take back what was only promised to it."""
-        slots = self.slots
+        """``slot`` rides no more and is dropped with the next plan."""
         self._decodes.leave(slot)
-        if slots.late[slot]:
+        if self.slots.late[slot]:
             self._late.leave(slot)
         self._prefill.leave(slot)
-        pages = int(slots.pages[slot])
-        self.ledger.withdraw(int(slots.horizon[slot]) - pages)
-        slots.horizon[slot] = pages
-        self._returning_pages += pages
-        self._leaving.add(slot)
-        self._drops.append(slot)
+        self._departures.leave(slot)
 
     def return_slot(self, slot: int) -> None:
         """The last step that names ``slot`` has landed: all of it is free; a preempted row queues again."""
@@ -532,11 +460,7 @@ class NodeScheduler:
                 digests = b""
             self.line.rejoin(Waiting(int(slots.order[slot]), message, tokens, digests, accepted, None))
             del self._slot_of[message.request]
-        pages = int(slots.pages[slot])
-        self.ledger.give(slots.table[slot, :pages])
-        self._returning_pages -= pages
-        self._leaving.discard(slot)
-        self._preempting.discard(slot)
+        self._departures.returned(slot)
         slots.give(slot)
 
 

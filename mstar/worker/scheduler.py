@@ -18,17 +18,16 @@ from mstar.messages.prefix import DIGEST_BYTES
 from mstar.messages.request import Admit
 from mstar.messages.step import StepDraft, StepPlan
 from mstar.messages.tokens import RowFailed
+from mstar.worker.entry import REPLAYS_SLAB, Replays
 from mstar.worker.late import Constraint
 from mstar.worker.limits import Limits
 from mstar.worker.node import (
     DECODE,
     MIXED,
     PREFILL,
-    REPLAYS_SLAB,
     Drawing,
     NodeScheduler,
     NodeStep,
-    Replays,
     Returned,
 )
 from mstar.worker.outcome import Landed, StepResult
@@ -246,8 +245,7 @@ class MicroScheduler:
             generated_tokens=sum(each.generated for each in counts),
             prompt_tokens=sum(each.prompted for each in counts),
             cached_tokens=sum(each.cached_tokens for each in counts),
-            page_refusals=sum(each.page_refusals for each in counts)
-            + sum(node.stalls for node in self.nodes),
+            page_refusals=sum(node.page_refusals for node in self.nodes),
         )
 
 

@@ -23,7 +23,7 @@ DECIDING = (
         for name in (
             *("scheduler", "waiting", "prefill", "decodes", "batch", "budget"),
             *("limits", "ledger", "prefix", "pipeline", "slots"),
-            *("node", "filing", "late", "outcome", "leader", "follower"),
+            *("node", "entry", "departures", "filing", "late", "outcome", "leader", "follower"),
         )
     ),
     *(f"mstar/engine/{name}.py" for name in ("chunking", "stop", "slot_table")),

@@ -84,7 +84,7 @@ def a_page_freed_one_step_early(patch: pytest.MonkeyPatch) -> None:
         original(self, slot)
         pages = int(self.slots.pages[slot])
         self.ledger.give(self.slots.table[slot, :pages])
-        self._returning_pages -= pages
+        self._departures.returning_pages -= pages
         self.slots.pages[slot] = self.slots.horizon[slot] = 0
 
     _wrap(patch, NodeScheduler, "_leave", leave)
