@@ -64,8 +64,8 @@ _OUTLIER = 4.0
 _BELIEVED = 3
 """So many steps in a row that all took too long are no accidents: the machine has changed."""
 
-_NONSENSE = 0.5
-"""A fit that expects a step to take so much more, relatively, than it does is worth nothing."""
+_NONSENSE = 0.8
+"""A fit is worth nothing once a step takes less than what this leaves of its prediction: a fifth."""
 
 _P99 = 2.33
 """Spreads between the mean and the 99th percentile of a normal distribution."""
@@ -112,13 +112,17 @@ class _Plane:
         return self.fixed + self.by_u * u + self.by_v * v
 
     def doubt(self, u: float, v: float, residual: float) -> None:
-        """What was learned doesn't explain ``residual``: any of the coefficients may have changed."""
+        """What was learned doesn't explain ``residual``: any of the coefficients may have changed.
+
+        Slopes by their own size at most: a small chunk says little about large ones.
+        """
         square = residual * residual
+        by_u, by_v = self.by_u + _LEAST_SLOPE, self.by_v + _LEAST_SLOPE
         self.pff = min(self.pff + square, _PRIOR)
-        if u > 0:
-            self.puu = min(self.puu + square / (u * u), _PRIOR)
-        if v > 0:
-            self.pvv = min(self.pvv + square / (v * v), _PRIOR)
+        if u > 0.0:
+            self.puu = min(self.puu + min(square / (u * u), by_u * by_u), _PRIOR)
+        if v > 0.0:
+            self.pvv = min(self.pvv + min(square / (v * v), by_v * by_v), _PRIOR)
 
     def learn(self, u: float, v: float, residual: float, noise: float, drift: float) -> None:
         """Take in that (u, v) was off by ``residual``, with deviations ``noise`` and ``drift`` of it."""

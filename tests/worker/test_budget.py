@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 import pytest
@@ -234,6 +235,52 @@ def test_a_machine_that_changes_is_followed_within_a_dozen_steps(slower: float) 
     took = [steps.step(slower) for _ in range(40)]
     assert max(took[3:]) <= 33 if slower < 1 else max(took[12:]) <= 31
     assert min(took[12:]) >= 22
+
+
+def test_a_machine_that_grows_faster_is_used_at_once() -> None:
+    chance = random.Random(1)
+    steps = told()
+    for _ in range(60):
+        steps.step(chance.gauss(1, 0.03))
+    took = [steps.step(0.6 * chance.gauss(1, 0.03)) for _ in range(14)]
+    assert sum(took[5:]) / 9 > 26
+
+
+def test_a_machine_that_grows_slower_little_by_little_is_followed() -> None:
+    chance = random.Random(2)
+    steps = told()
+    for _ in range(200):
+        steps.step(chance.gauss(1, 0.03))
+    took = [steps.step(1.005**k * chance.gauss(1, 0.03)) for k in range(140)]
+    assert sum(took) / 140 < 29
+
+
+def test_chunks_that_ride_for_nothing_do_not_blur_what_larger_ones_cost() -> None:
+    budget = StepBudget(MOST, FLOOR, 30 * MS)
+    drive(GPU, BURST, budget)
+    steps = Told(GPU, budget)
+    decodes = StepWork(16, 16, 11200)
+    before = budget.predict_ns(steps.work(800), decodes)
+    for _ in range(30):
+        budget.observe(steps.work(20), int(GPU.ns([700] * 16, [(4096, 20)])), decodes)
+    assert budget.predict_ns(steps.work(800), decodes) == pytest.approx(before, rel=0.03)
+
+
+def test_rows_that_share_a_chunk_attend_to_their_part_of_it() -> None:
+    steps = drive(ATTENTION, BURST, StepBudget(MOST, FLOOR, 40 * MS), noise=Noise(0.02))
+    assert quantile(gaps_ms(steps[24:]), 0.5) >= 36
+
+
+def test_a_fit_that_is_too_dear_mends_itself() -> None:
+    steps = told().settle()
+    plane = steps.budget._chunk
+    dear = steps.budget.predict_ns(steps.work(FLOOR)) / (30 * MS)
+    plane.forget()
+    plane.pff = plane.puu = plane.pvv = 1e-6
+    plane.by_u = 40.0
+    plane.fixed = dear - 40.0 / 4
+    took = [steps.step() for _ in range(40)]
+    assert 20 < took[-1] <= 30
 
 
 def test_a_step_that_was_not_measured_teaches_nothing() -> None:
