@@ -18,6 +18,7 @@ def test_the_list_names_every_bench_that_the_performance_page_runs() -> None:
         "matmul",
         "peers",
         "prefix_cache",
+        "resend",
         "serving",
         "shm_stress",
         "slot_decode",
