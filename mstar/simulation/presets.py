@@ -27,7 +27,7 @@ from mstar.simulation.cost import Collective, Cost, Host, ModelFacts, Roofline, 
 
 __all__ = ["find_cost", "preset", "preset_names"]
 
-_FOLDER = Path(__file__).with_name("presets")
+_FOLDER = Path(__file__).parent
 
 _HOST = Host(step_ns=100_000, row_ns=450, submit_ns=2_000_000, submit_token_ns=60, deliver_ns=300_000)
 """The rank's thread as measured with a null forward on two cores; the way through the gateway is a guess."""

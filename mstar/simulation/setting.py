@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mstar.config.budgets import budget_overrides
 from mstar.config.load import ConfigError, Resolved
 from mstar.config.schema import Deployment
-from mstar.engine.chunking import DEFAULT_MIN_CHUNK_TOKENS, ChunkingManagement
-from mstar.graph.policy import ChunkingPolicy
+from mstar.engine.budgets import chunking_of
+from mstar.engine.chunking import ChunkingManagement
+from mstar.model.graphs import COMBINED, LLM, PREFILL, language_model
 from mstar.simulation.cost import ModelFacts
 from mstar.simulation.workloads import Job
+from mstar.validation.placement import NodeFacts, PlacementInvalid, place
 from mstar.validation.request import MAX_SEQUENCES
 from mstar.worker.limits import Limits
 
 __all__ = ["Setting", "check_fits", "setting_of"]
-
-_NODE = "llm"
-_PREFILL, _DECODE, _MIXED = _WALKS = ("prefill", "decode", "prefill_decode")
 
 
 class Setting(NamedTuple):
@@ -34,7 +32,7 @@ def setting_of(resolved: Resolved, facts: ModelFacts) -> Setting:
     Where no cache is asked for by name, it has the size that the facts give the device.
     """
     deployment = resolved.deployment
-    ranks = _ranks(deployment)
+    chunking, ranks = _chunking(deployment, facts)
     cache_bytes = deployment.kv_cache_bytes
     if facts.cache_bytes and resolved.sources.get("kv_cache_bytes", "default") == "default":
         cache_bytes = facts.cache_bytes
@@ -45,11 +43,10 @@ def setting_of(resolved: Resolved, facts: ModelFacts) -> Setting:
             f"kv_cache_bytes {cache_bytes} holds {pages * deployment.page_size} tokens of {facts.name}, one "
             f"sequence of max_seq_len {window} needs more: raise --kv-cache-bytes or lower --max-model-len"
         )
-    chunking = _chunking(deployment, facts)
-    budget = chunking.max_batch_tokens(_NODE, _MIXED) or facts.batch_tokens
+    budget = chunking.max_batch_tokens(LLM, COMBINED) or facts.batch_tokens
     batch_tokens = max(budget, deployment.max_num_seqs)
-    chunked = chunking.chunkable(_NODE, _PREFILL)
-    cap = (chunking.walk_caps(_NODE, _MIXED) or {}).get(_PREFILL, 0)
+    chunked = chunking.chunkable(LLM, PREFILL)
+    cap = (chunking.walk_caps(LLM, COMBINED) or {}).get(PREFILL, 0)
     limits = Limits(
         slots=deployment.max_num_seqs,
         max_seq_len=window,
@@ -85,15 +82,6 @@ def check_fits(setting: Setting, name: str, jobs: list[Job]) -> None:
         )
 
 
-def _ranks(deployment: Deployment) -> int:
-    sizes = {
-        (group.tp_size or deployment.tensor_parallel_size) * group.sp_size
-        for group in deployment.node_groups
-        if not group.node_names or _NODE in group.node_names
-    }
-    return max(sizes, default=deployment.tensor_parallel_size)
-
-
 class _Anywhere:
     """A prompt may be cut anywhere."""
 
@@ -101,25 +89,13 @@ class _Anywhere:
         return True
 
 
-def _chunking(deployment: Deployment, facts: ModelFacts) -> ChunkingManagement:
-    policy = ChunkingPolicy(facts.batch_tokens, chunkable=True, can_override_mixed_max_tokens=True)
-    chunking = ChunkingManagement({_NODE: _Anywhere()})
-    chunking.set_policies({(_NODE, _PREFILL): policy, (_NODE, _MIXED): policy})
-    whole = [
-        group.sp_size
-        for group in deployment.node_groups
-        if group.sp_size > 1 and (not group.node_names or _NODE in group.node_names)
-    ]
-    reason = f"it runs with sequence parallelism (sp_size {max(whole, default=1)})"
+def _chunking(deployment: Deployment, facts: ModelFacts) -> tuple[ChunkingManagement, int]:
+    """The chunking of a causal language model of these facts, and how many ranks run it in lockstep."""
+    graph = language_model(facts.batch_tokens)
+    nodes = {node: NodeFacts(graph.walks_of(node)) for node in graph.nodes}
     try:
-        chunking.set_budgets(
-            budget_overrides(deployment.max_batch_tokens, {_NODE: (_PREFILL, _MIXED)}),
-            {_NODE: _WALKS},
-            dict.fromkeys((_PREFILL, _DECODE), _MIXED),
-            (_NODE,),
-            {_NODE: reason} if whole else {},
-            deployment.min_chunk_tokens or DEFAULT_MIN_CHUNK_TOKENS,
-        )
-    except ValueError as error:
+        placement = place(deployment.node_groups, nodes, tensor_parallel_size=deployment.tensor_parallel_size)
+    except PlacementInvalid as error:
         raise ConfigError(str(error)) from error
-    return chunking
+    chunking = chunking_of(deployment, graph, {LLM: _Anywhere()}, placement.no_chunking)
+    return chunking, placement.group_of(LLM, PREFILL).size

@@ -79,6 +79,14 @@ def test_what_does_not_fit_is_refused_with_what_to_change() -> None:
         check_fits(setting, "toy", [Job("a", 10, 10), Job("a", 901, 100)])
 
 
+def test_groups_of_nodes_are_placed_as_the_engine_places_them() -> None:
+    groups = {"node_groups": [{"tp_size": 3}]}
+    assert setting_of(resolve(None, {}, groups, label="argument"), FACTS).ranks == 3
+    with pytest.raises(ConfigError, match="'llmm', which is no node of the model"):
+        groups = {"node_groups": [{"node_names": ["llmm"]}]}
+        setting_of(resolve(None, {}, groups, label="argument"), FACTS)
+
+
 def test_a_budget_of_a_node_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConfigError, match="max_batch_tokens"):
         setting_of(resolve(None, {}, {"max_batch_tokens": {"llm": {"nothing": 3}}}), FACTS)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from mstar.cli.table import ProgressLine
 from mstar.client.aio import AsyncClient
 from mstar.config.load import Resolved, resolve
 from mstar.model.files import resolve as resolve_model
@@ -134,7 +135,13 @@ def main() -> None:
         resolve_model(options.model), dtype=options.dtype, threads=options.threads, tokens=SLOTS * WINDOW
     )
     calibration = Calibration(timer, shapes(budgets))
-    calibration.round()
+    line = ProgressLine()
+
+    def calibrate() -> None:
+        calibration.round(lambda done, total: line("measuring steps", done, total))
+        line.clear()
+
+    calibrate()
     runs: list[Run] = []
     for place, budget in enumerate(order):
         try:
@@ -145,7 +152,7 @@ def main() -> None:
             told = run.error or f"{FIGURES[run.workload]} {run.seconds * 1e3:.0f} ms"
             print(f"  budget {budget}, {run.workload}: {told}, load {os.getloadavg()[0]:.1f}", flush=True)
         runs += done
-        calibration.round()
+        calibrate()
     samples = calibration.samples()
     cost = calibrated(timer, samples)
     print(cost_table(cost, samples) + "\n")
