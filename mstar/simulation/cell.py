@@ -29,7 +29,7 @@ from mstar.simulation.device import Collectives, Launched, Stream, VirtualDevice
 from mstar.simulation.faults import Faults, Planted
 from mstar.simulation.invariants import Broken, PlanAudit, RankAudit
 from mstar.simulation.null_model import NullModel
-from mstar.simulation.oracle import Oracle
+from mstar.simulation.oracle import Foreseen, Oracle
 from mstar.worker.budget import StepWork
 from mstar.worker.follower import Follower
 from mstar.worker.leader import FollowerFailed, Leader
@@ -278,7 +278,7 @@ class Rank:
         if self.index not in house.groups[plan.node]:
             return
         if cell.short_of_memory.get(plan.seq) == self.index:
-            model.spoil(plan)
+            model.spoil(plan, results)
             raise StepFailed(f"rank {self.index} has no memory for step {plan.seq}")
         work = cell.works[plan.seq % _KEPT_STEPS]
         brings = model.brings(plan)
@@ -345,7 +345,10 @@ class LeaderRank(Rank):
             prompts, handle = self.cell.prompts, message.prompt
             size = message.prompt_tokens + message.accepted
             tokens, digests = read_prompt(prompts.view(handle), size, message.hashes)
-            self.scheduler.admit(message, tokens, digests, partial(prompts.release, handle))
+            ids = range(message.request, message.request + message.count)
+            owed = self.cell.house.oracle.sequences
+            late = [Foreseen(id, owed[id]) for id in ids] if owed[message.request].late else []
+            self.scheduler.admit(message, tokens, digests, partial(prompts.release, handle), late)
         self._fail(self.scheduler.take_refusals())
 
     def _collect(self, *, flush: bool) -> None:

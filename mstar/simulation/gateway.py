@@ -50,7 +50,7 @@ class TokenEvent(NamedTuple):
 
 class Ask(NamedTuple):
     """What a client asks for. ``stop_at`` and ``text_at``: the place, from 1, of the token whose id, or whose
-    text, is the stop; 0 is none. ``refused``: the model cannot prepare it.
+    text, is the stop; 0 is none. ``refused``: the model cannot prepare it. ``late``: it draws under masks.
     """
 
     request: int
@@ -61,6 +61,7 @@ class Ask(NamedTuple):
     stop_at: int = 0
     text_at: int = 0
     refused: bool = False
+    late: bool = False
 
 
 class _Bytes:
@@ -139,7 +140,7 @@ class VirtualGateway:
         stop_ids: tuple[int, ...] = ()
         for id in ids:
             self.clients.opened(id)
-            due = self._oracle.foresee(id, ask.prompt, ask.max_tokens, refused=ask.refused)
+            due = self._oracle.foresee(id, ask.prompt, ask.max_tokens, refused=ask.refused, late=ask.late)
             if ask.stop_at:
                 stop_ids = stop_ids or (due.generated(ask.stop_at),)
                 due = due.until(stop_ids[0])

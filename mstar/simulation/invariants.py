@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mstar.messages.step import CARRY, StepPlan
+from mstar.messages.step import CARRY, LATE_RUN, StepPlan
 from mstar.messages.tokens import ERROR, RUNNING, RowFailed, TokenBatch
 from mstar.worker.limits import Limits
 
@@ -37,13 +37,25 @@ class Work(NamedTuple):
 class _Row:
     """A slot as the plans tell of it."""
 
-    __slots__ = ("base", "cap", "generated", "length", "pages", "progress", "request", "shared", "started")
+    __slots__ = (
+        "base",
+        "cap",
+        "generated",
+        "late",
+        "length",
+        "pages",
+        "progress",
+        "request",
+        "shared",
+        "started",
+    )
 
-    def __init__(self, request: int, length: int, accepted: int, cap: int) -> None:
+    def __init__(self, request: int, length: int, accepted: int, cap: int, late: bool) -> None:
         self.request = request
         self.length = length
         self.base = length - accepted
         self.cap = cap
+        self.late = late
         self.progress = 0
         self.generated = accepted
         self.started = False
@@ -151,7 +163,7 @@ class PlanAudit:
                 )
             if bind.request in node.slot_of:
                 raise Broken("slot", f"step {plan.seq} binds request {bind.request} a second time")
-            node.rows[bind.slot] = _Row(bind.request, bind.length, bind.accepted, bind.cap)
+            node.rows[bind.slot] = _Row(bind.request, bind.length, bind.accepted, bind.cap, bind.late)
             node.slot_of[bind.request] = bind.slot
 
     def _grant(self, node: _Node, plan: StepPlan) -> None:
@@ -202,8 +214,14 @@ class PlanAudit:
         decodes = tokens = context = 0
         starts = plan.chunk_starts.tolist() or [-1] * plan.slot.size
         ends = plan.chunk_ends.tolist() or starts
-        columns = plan.slot.tolist(), plan.request.tolist(), plan.source.tolist(), plan.counter.tolist()
-        for slot, request, source, counter, start, end in zip(*columns, starts, ends, strict=True):
+        columns = (
+            plan.slot.tolist(),
+            plan.request.tolist(),
+            plan.source.tolist(),
+            plan.counter.tolist(),
+            plan.late_sample.tolist(),
+        )
+        for slot, request, source, counter, late, start, end in zip(*columns, starts, ends, strict=True):
             row = node.rows.get(slot)
             if row is None or row.request != request:
                 raise Broken("owner", f"step {seq} names request {request} in slot {slot}")
@@ -214,9 +232,9 @@ class PlanAudit:
                     )
                 row.generated += 1
                 decodes += 1
-                end = row.base + counter
+                end = row.base + counter + (late == LATE_RUN)
                 context += end
-                first = (end - 1) // size
+                first = (end - 1) // size if not late or late == LATE_RUN else -(-end // size)
             else:
                 if start < 0:
                     start, end = 0, row.length
@@ -231,7 +249,7 @@ class PlanAudit:
                 tokens += end - start
                 context += (end - start) * end
                 first = start // size
-                if end == row.length:
+                if end == row.length and not row.late:
                     row.generated += 1
             pages = row.pages[first : -(-end // size)]
             if len(row.pages) * size < end:
@@ -262,7 +280,7 @@ class PlanAudit:
         rode = set(plan.slot.tolist())
         room = limits.batch_tokens - work.decodes - work.chunk_tokens
         for slot, row in node.rows.items():
-            if slot in rode or not row.ready:
+            if slot in rode or not row.ready or row.late:  # who draws late waits for what it drew
                 continue
             if row.base + row.generated > len(row.pages) * limits.page_size:
                 if available > 0 and not plan.drops.size and not hogged:

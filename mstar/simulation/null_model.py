@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from mstar.engine.executor import RowRefused, SlotState
 from mstar.engine.results import ResultSlot
 from mstar.engine.slot_table import SlotTable
-from mstar.messages.step import CARRY, Bind, StepPlan
+from mstar.messages.step import CARRY, LATE_RUN, Bind, StepPlan
 from mstar.simulation.invariants import Broken
-from mstar.simulation.oracle import Oracle
+from mstar.simulation.oracle import Oracle, mask_of
 from mstar.worker.limits import Limits
 
 __all__ = ["NullModel"]
@@ -41,6 +41,7 @@ class NullModel(SlotState):
         self._next: NDArray[np.int32] = np.full((limits.slots, self._width + 1), NONE, np.int32)
         self._base: NDArray[np.int64] = np.zeros(limits.slots, np.int64)
         self._carry: NDArray[np.int32] = np.full(limits.slots, NONE, np.int32)
+        self._logits: NDArray[np.int64] = np.full(limits.slots, NONE, np.int64)
         self._held: list[int] = [0] * limits.slots
         self._broken: set[int] = set()
         self._pages: NDArray[np.int64] = np.full((limits.pages, limits.page_size), NONE, np.int64)
@@ -65,6 +66,7 @@ class NullModel(SlotState):
         self._next[slot, :size] = owed.tokens
         self._base[slot] = length - bind.accepted
         self._carry[slot] = NONE
+        self._logits[slot] = NONE
         self._held[slot] = length
 
     def drop(self, slot: int, request: int) -> None:
@@ -79,9 +81,10 @@ class NullModel(SlotState):
         """The last chunk of a slot has landed: its input is let go."""
         self._held[slot] = 0
 
-    def spoil(self, plan: StepPlan) -> None:
+    def spoil(self, plan: StepPlan, results: ResultSlot) -> None:
         """The step failed before it ran: until they are dropped, its rows find nothing to read."""
         self._broken.update(plan.slot.tolist())
+        results.tokens[plan.slot] = NONE
 
     @property
     def holding(self) -> int:
@@ -98,8 +101,12 @@ class NullModel(SlotState):
             if np.count_nonzero(plan.source[:decodes] == CARRY) != decodes:
                 raise Broken("rows", f"{self._name}: step {plan.seq} puts chunks before decodes")
             slots, counter = plan.slot[:decodes].astype(np.int64), plan.counter[:decodes]
+            late = plan.late_sample[:decodes]
+            if np.count_nonzero(late):
+                self._draw_late(plan, late.nonzero()[0].tolist(), results)
+                slots, counter = slots[late == 0], counter[late == 0]
             if self._broken:
-                sound = np.array([slot not in self._broken for slot in slots.tolist()])
+                sound = np.array([slot not in self._broken for slot in slots.tolist()], bool)
                 slots, counter = slots[sound], counter[sound]
             if slots.size:
                 self._decode(plan, slots, counter, results)
@@ -131,6 +138,28 @@ class NullModel(SlotState):
         self._carry[slots] = tokens
         results.tokens[slots] = tokens
 
+    def _draw_late(self, plan: StepPlan, rows: list[int], results: ResultSlot) -> None:
+        """Draw from the logits that rows held, under their masks; then run what was drawn, and hold again."""
+        masks = {mask.slot: mask.allowed for mask in plan.masks}
+        for row in rows:
+            slot, count = int(plan.slot[row]), int(plan.counter[row])
+            if slot in self._broken:
+                results.tokens[slot] = NONE  # nothing was drawn
+                continue
+            place = int(self._base[slot]) + count
+            if self._logits[slot] != place:
+                raise Broken(
+                    "logits",
+                    f"{self._name}: step {plan.seq}, slot {slot} draws at {place}, held {self._logits[slot]}",
+                )
+            if masks[slot] != mask_of(int(plan.request[row]), count):
+                raise Broken("mask", f"{self._name}: step {plan.seq}, slot {slot} draws under another mask")
+            self._carry[slot] = results.tokens[slot] = self._next[slot, place]
+            self._logits[slot] = NONE
+            if plan.late_sample[row] == LATE_RUN:
+                self._run_tokens(plan, slot, place, place + 1)
+                self._logits[slot] = place + 1
+
     def _chunk(self, plan: StepPlan, row: int, results: ResultSlot) -> None:
         slot = int(plan.slot[row])
         if plan.chunk_starts.size and plan.chunk_starts[row] >= 0:
@@ -141,6 +170,18 @@ class NullModel(SlotState):
             raise Broken(
                 "held input", f"{self._name}: step {plan.seq}, row {row}: slot {slot} holds no input"
             )
+        self._run_tokens(plan, slot, start, end)
+        final = end == self._held[slot]
+        if bool(plan.samples[row] or plan.late_sample[row]) != final:
+            raise Broken("final chunk", f"{self._name}: step {plan.seq}, row {row} ends at {end}")
+        if final and plan.late_sample[row]:
+            self._logits[slot] = end
+        elif final:
+            self._carry[slot] = results.tokens[slot] = self._next[slot, end]
+        self.log = zlib.crc32(b"chunk %d %d %d" % (slot, start, end), self.log)
+
+    def _run_tokens(self, plan: StepPlan, slot: int, start: int, end: int) -> None:
+        """Write what places [start, end) of ``slot`` put into the cache, and read all up to there."""
         slots, ends = np.array([slot]), np.array([end])
         self._reaches(plan, slots, ends)
         size = self._size
@@ -148,12 +189,6 @@ class NullModel(SlotState):
         pages = self.table.tables[0][slot, places // size].astype(np.int64)
         self._cells[pages * size + places % size] = self._marks[slot, start:end]
         self._attend(plan, slots, ends)
-        final = end == self._held[slot]
-        if bool(plan.samples[row]) != final:
-            raise Broken("final chunk", f"{self._name}: step {plan.seq}, row {row} ends at {end}")
-        if final:
-            self._carry[slot] = results.tokens[slot] = self._next[slot, end]
-        self.log = zlib.crc32(b"chunk %d %d %d" % (slot, start, end), self.log)
 
     def _reaches(self, plan: StepPlan, slots: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
         short = ends > self.table.held[0][slots] * self._size
@@ -188,4 +223,4 @@ class NullModel(SlotState):
         crc = zlib.crc32(table.tables[0].data)
         for column in (table.owner, table.held[0], table.progress, table.generated, table.cap):
             crc = zlib.crc32(column.data, crc)
-        return crc, zlib.crc32(self._carry.data), self.log
+        return crc, zlib.crc32(self._logits.data, zlib.crc32(self._carry.data)), self.log

@@ -10,6 +10,7 @@ import numpy as np
 
 from mstar.simulation.faults import Death, Faults, Hog, OutOfMemory, RankFaults
 from mstar.simulation.invariants import Broken
+from mstar.simulation.oracle import MASK_BYTES
 from mstar.simulation.world import Outcome, World
 from mstar.worker.budget import StepWork
 from mstar.worker.limits import Limits
@@ -62,6 +63,7 @@ class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop_at: int = 0
     text_at: int = 0
     refused: bool = False
+    late: bool = False
     leaves_ns: int = -1
     ended: bool = False
 
@@ -115,6 +117,7 @@ def play(schedule: Schedule) -> Outcome:
             stop_at=wish.stop_at,
             text_at=wish.text_at,
             refused=wish.refused,
+            late=wish.late,
         )
         if wish.leaves_ns >= 0:
             leave = world.abort if wish.ended else world.disconnect
@@ -253,6 +256,8 @@ def _node(random: Random, depth: int) -> dict[str, int]:
         node["prefill_cap"] = random.choice((4, 16))
     if random.random() < 0.15:
         node["target_itl_ns"] = random.choice((1_000, 20_000, 60_000))
+    if random.random() < 0.2:
+        node["mask_bytes"] = MASK_BYTES
     return node
 
 
@@ -269,12 +274,13 @@ def _wish(random: Random, nodes: tuple[dict[str, int], ...], span: int) -> Wish:
         at_ns=at_ns,
         prompt=most if misfit else min(prompt, most - max_tokens),
         max_tokens=max_tokens,
-        family=random.choice((0, 0, 1, random.randint(2, 9))),
+        family=random.choice((0, 0, 0, 1, random.randint(2, 9))),
         node=node,
         count=count,
         stop_at=random.randint(1, max_tokens) if random.random() < 0.2 else 0,
         text_at=random.randint(1, max_tokens) if random.random() < 0.1 else 0,
         refused=random.random() < 0.03,
+        late="mask_bytes" in nodes[node] and random.random() < 0.5,
         leaves_ns=at_ns + int(random.random() ** 2 * 600_000) if fate < 0.25 else -1,
         ended=fate < 0.08,
     )

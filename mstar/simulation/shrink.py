@@ -141,6 +141,7 @@ def _easier(wish: Wish) -> Iterator[Wish]:
         ("stop_at", 0),
         ("text_at", 0),
         ("refused", False),
+        ("late", False),
         ("leaves_ns", -1),
         ("at_ns", 0),
         ("prompt", 1),

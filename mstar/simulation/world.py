@@ -131,18 +131,20 @@ class World:
         stop_at: int = 0,
         text_at: int = 0,
         refused: bool = False,
+        late: bool = False,
     ) -> int:
         """A request arrives at the gateway at ``at_ns``; returns the id of its first sequence.
 
         ``prompt`` is int32 token ids, or how many random ones. Further sequences of ``count`` have the ids
         that follow. It stops with its ``stop_at``-th token by id, with its ``text_at``-th by text.
+        ``late``: it draws under masks, which its node has to have room for (MASK_BYTES of the oracle).
         """
         if isinstance(prompt, int):
             tokens = np.random.Generator(np.random.PCG64(self._random.getrandbits(64)))
             prompt = tokens.integers(0, _TOKENS, prompt, np.int32)
         request = self._next
         self._next += count
-        ask = Ask(request, prompt, max_tokens, node, count, stop_at, text_at, refused)
+        ask = Ask(request, prompt, max_tokens, node, count, stop_at, text_at, refused, late)
         self.clock.at(at_ns, lambda: self.gateway.submit(ask))
         return request
 

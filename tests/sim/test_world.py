@@ -8,6 +8,7 @@ import pytest
 from mstar.messages.tokens import ERROR, LENGTH, STOP
 from mstar.simulation.faults import Death, Faults, Hog, OutOfMemory, RankFaults
 from mstar.simulation.invariants import Broken
+from mstar.simulation.oracle import MASK_BYTES
 from tests.sim.worlds import LIMITS, ends, tokens_of, world
 
 EVERYBODY = [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (4, 1)]
@@ -187,3 +188,12 @@ def test_a_run_can_stop_on_the_way_and_go_on() -> None:
 def test_a_world_with_too_few_groups_is_refused() -> None:
     with pytest.raises(ValueError, match="2 nodes need as many groups"):
         world((LIMITS, LIMITS), groups=((0,),))
+
+
+@pytest.mark.parametrize(("ranks", "depth"), EVERYBODY)
+@pytest.mark.parametrize("inline", [False, True])
+def test_rows_that_draw_late_get_their_tokens_under_their_masks(ranks: int, depth: int, inline: bool) -> None:
+    house = world(LIMITS._replace(depth=depth, mask_bytes=MASK_BYTES), ranks=ranks, inline=inline)
+    late = [house.submit(1_000 * i, 10, 6, late=True) for i in range(5)]
+    plain = house.submit(0, 20, 6)
+    assert ends(house.run()) == dict.fromkeys([*late, plain], LENGTH)
