@@ -11,6 +11,7 @@ TAIL_BYTES = 64 << 10
 
 _PAGE_ROUND = 8
 _MASK_HEAD = 16
+_FLOOR_SHARE = 4
 
 
 class Limits(NamedTuple):
@@ -52,8 +53,11 @@ class Limits(NamedTuple):
 
     @property
     def chunk_floor(self) -> int:
-        """The fewest tokens a chunk has, but for a prompt's last one."""
-        return min(self.min_chunk_tokens, self.batch_tokens)
+        """The fewest tokens a chunk has, but for a prompt's last one.
+
+        At most a quarter of a step: a prompt need not wait for a step in which hardly anybody decodes.
+        """
+        return min(self.min_chunk_tokens, max(1, self.batch_tokens // _FLOOR_SHARE))
 
     @property
     def bind_bytes(self) -> int:

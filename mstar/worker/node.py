@@ -48,8 +48,8 @@ PREFILL, DECODE, MIXED = WALKS.prefill, WALKS.decode, WALKS.combined
 class NodeStep(NamedTuple):
     """A step in flight: its rows whose token leaves with it, and its chunks.
 
-    ``ends`` is how many rows had ended before their budget when it was planned; ``work`` is known where
-    a target sizes the steps.
+    ``ends`` is how many rows had ended before their budget when it was planned. Where a target sizes the
+    steps, ``work`` is what it costs and ``decodes`` the part of that which decodes.
     """
 
     rows: DecodeRows
@@ -57,6 +57,7 @@ class NodeStep(NamedTuple):
     ends: int
     logprobs: bool
     work: StepWork | None
+    decodes: StepWork
 
 
 class NodeCounts:
@@ -80,6 +81,7 @@ class NodeCounts:
 
 
 _ONE: NDArray[np.int32] = np.array(1, np.int32)
+_NO_WORK = StepWork(0, 0, 0)
 
 Drawing = tuple[tuple[int, int], ...]
 """The (slot, request) of the rows that draw late in a step."""
@@ -209,8 +211,7 @@ class NodeScheduler:
         if self._departures.due:
             for slot in self._departures.planned():
                 self._pipeline.retire(seq, (self, slot))
-        work = None if self._budget is None else _work(self.slots, plan, plain)
-        return plan, NodeStep(rows, chunks, self._ends, logprobs, work)
+        return plan, NodeStep(rows, chunks, self._ends, logprobs, *self._work(plan, plain))
 
     def land(self, step: NodeStep, result: StepResult) -> Landed:
         """``step``, the oldest of this node's in flight, has landed: stop checks, what to emit."""
@@ -227,7 +228,7 @@ class NodeScheduler:
             if step.rows.slots.size:
                 batch = self._settle(step, result)
             if step.work is not None and self._budget is not None and step.work.rows:
-                self._budget.observe(step.work, result.elapsed_ns)
+                self._budget.observe(step.work, result.elapsed_ns, step.decodes)
         return Landed(batch, failed)
 
     def drawn(self, plan: Drawing, tokens: NDArray[np.int32]) -> None:
@@ -252,8 +253,7 @@ class NodeScheduler:
         most, plain = limits.batch_tokens, rows.slots.size
         if plain:
             if self._budget is not None:
-                context = int(self.slots.base[rows.slots].sum()) + int(rows.counter.sum())
-                most = self._budget.tokens(StepWork(plain, plain, context))
+                most = self._budget.tokens(_decoding(self.slots, rows), self._prefill.past)
             if limits.prefill_cap:
                 most = min(most, plain + limits.prefill_cap)
         return most - plain
@@ -263,6 +263,20 @@ class NodeScheduler:
         places = draft.rows[LATE, :plain].nonzero()[0]
         rows = zip(draft.rows[SLOT][places].tolist(), draft.request[places].tolist(), strict=True)
         return tuple(self._late.mask(slot, request) for slot, request in rows)
+
+    def _work(self, plan: StepPlan, plain: int) -> tuple[StepWork | None, StepWork]:
+        """What ``plan`` costs, and its first ``plain`` rows, which decode, where a target needs it."""
+        if self._budget is None:
+            return None, _NO_WORK
+        rows = plan.slot[:plain]
+        context = int(self.slots.base[rows].sum()) + int(plan.counter[:plain].sum())
+        decodes = StepWork(plain, plain, context)
+        if not plan.chunk_starts.size:
+            return decodes, decodes
+        starts, ends = plan.chunk_starts[plain:], plan.chunk_ends[plain:]
+        lengths = (ends - starts).astype(np.int64)
+        tokens = plain + int(lengths.sum())
+        return StepWork(tokens, plan.slot.size, context + int((lengths * ends).sum())), decodes
 
     def _make_room(self, pages: int) -> None:
         """Preempt the youngest rows until ``pages`` pages are on their way back; the oldest always stays."""
@@ -464,14 +478,7 @@ class NodeScheduler:
         slots.give(slot)
 
 
-def _work(slots: Slots, plan: StepPlan, plain: int) -> StepWork:
-    """What ``plan`` costs: ``plain`` decode rows, then chunks."""
-    rows = plan.slot[:plain]
-    context = int(slots.base[rows].sum()) + int(plan.counter[:plain].sum())
-    tokens = plain
-    if plan.chunk_starts.size:
-        starts, ends = plan.chunk_starts[plain:], plan.chunk_ends[plain:]
-        lengths = ends - starts
-        tokens += int(lengths.sum())
-        context += int((lengths.astype(np.int64) * ends).sum())
-    return StepWork(tokens, plan.slot.size, context)
+def _decoding(slots: Slots, rows: DecodeRows) -> StepWork:
+    """What these decode rows cost in a step."""
+    plain = rows.slots.size
+    return StepWork(plain, plain, int(slots.base[rows.slots].sum()) + int(rows.counter.sum()))

@@ -68,6 +68,12 @@ class Prefill:
     def __len__(self) -> int:
         return len(self._rows)
 
+    @property
+    def past(self) -> float:
+        """How many tokens the rows hold already, on average over the tokens to come."""
+        left = sum(row.total - row.start for row in self._rows)
+        return sum(row.start * (row.total - row.start) for row in self._rows) / left if left else 0.0
+
     def start(self, slot: int, start: int, total: int) -> None:
         """``slot`` was bound to an input of ``total`` tokens, whose first ``start`` lie in leased pages."""
         self._rows.append(_Row(slot, start, total))

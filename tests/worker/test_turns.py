@@ -223,3 +223,18 @@ def test_a_target_itl_makes_steps_smaller_while_rows_decode() -> None:
     assert np.quantile(late, 0.95) <= 10
     assert max(late) <= 15
     assert np.mean(late) >= 6
+
+
+@pytest.mark.behaviour("S4-27")
+@pytest.mark.parametrize("budget", [4, 16, 64])
+def test_a_prompt_beside_few_decodes_runs_whatever_the_floor(budget: int) -> None:
+    """A floor as large as the step would keep it waiting until nobody decodes."""
+    rank = NullRank(LIMITS._replace(slots=4, batch_tokens=budget, min_chunk_tokens=64, max_seq_len=256))
+    rank.admit(1, prompt=3, max_tokens=150)
+    for _ in range(4):
+        rank.turn()
+    rank.admit(2, prompt=60, max_tokens=2)
+    while not rank.kept[2].tokens:
+        rank.turn()
+    assert not rank.kept[1].finish
+    rank.drain()
