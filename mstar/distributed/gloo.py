@@ -78,7 +78,7 @@ class GlooGroup:
         return GlooStatistics(self._reductions, self._gathers, self._nbytes)
 
     def _gathered(self, x: Tensor) -> Tensor:
-        """[world, *x.shape]"""
+        """Every rank's `x`: [world, *x.shape]."""
         flat = x.new_empty(self.shard.world * x.numel())
         self._wait(self._gloo._allgather_base(flat, x.view(-1)))
         return flat.view(self.shard.world, *x.shape)

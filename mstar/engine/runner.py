@@ -113,6 +113,7 @@ class LanguageModelRunner(SlotState):
         self._prompt[slot, : tokens.size] = tokens
         self._carry[slot] = -1
         try:
+            self._check_tokens(tokens)
             self._sampler.bind(
                 slot,
                 bind.sampling,
@@ -121,11 +122,22 @@ class LanguageModelRunner(SlotState):
                 prompt=tokens,
                 accepted=bind.accepted,
             )
-        except SamplerError as error:
+        except (RowRefused, SamplerError) as error:
             # The row may run until the leader has heard of it: then on tokens that every model has.
             self._prompt[slot, : tokens.size] = 0
             self._sampler.bind(slot, Sampling(0.0), stop_ids=(), min_tokens=0, prompt=_NO_PROMPT, accepted=0)
             raise RowRefused(str(error)) from error
+
+    def _check_tokens(self, tokens: NDArray[np.int32]) -> None:
+        """Raise RowRefused for an id outside of the vocabulary: several ranks would embed it as nothing."""
+        vocabulary = self._model.spec.vocab_size
+        outside = (tokens < 0) | (tokens >= vocabulary)
+        if outside.any():
+            at = int(outside.argmax())
+            raise RowRefused(
+                f"the prompt has the token id {int(tokens[at])} at place {at}; "
+                f"the vocabulary has ids 0 to {vocabulary - 1}"
+            )
 
     def drop(self, slot: int, request: int) -> None:
         self._carry[slot] = -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from mstar.messages.step import FLAG_CHUNKED, START, STRIDE, StepPlan, row_diges
 from mstar.worker.follower import StepInlet
 from shm.steps import StepSlot
 
-__all__ = ["corrupted", "out_of_memory", "slot_digest"]
+__all__ = ["clock_ahead", "corrupted", "out_of_memory", "slot_digest"]
 
 VICTIM = 1
 _LOW = 0xFFFFFFFF
@@ -83,4 +84,15 @@ def out_of_memory(seq: int, victim: int, rank: int, inlet: StepInlet | None) -> 
 
     if rank == victim:
         LanguageModelRunner._run = failing  # type: ignore[method-assign]
+    return inlet
+
+
+def clock_ahead(seconds: float, rank: int, inlet: StepInlet | None) -> StepInlet | None:
+    """Every clock of rank 1 shows ``seconds`` more, and runs a tenth faster."""
+    if rank != VICTIM:
+        return inlet
+    for name in ("time", "monotonic", "perf_counter"):
+        shown, shown_ns = getattr(time, name), getattr(time, f"{name}_ns")
+        setattr(time, name, lambda shown=shown: shown() * 1.1 + seconds)
+        setattr(time, f"{name}_ns", lambda shown=shown_ns: shown() * 11 // 10 + int(seconds * 1e9))
     return inlet

@@ -17,7 +17,7 @@ from mstar.messages.step import COUNTER, END, SAMPLES, SLOT, START, STRIDE, TOTA
 from mstar.messages.tokens import LENGTH
 from tests.helpers.tiny_model import write_tiny_model
 from tests.worker.local_rank import Prompt
-from tests.worker.planted import corrupted, out_of_memory
+from tests.worker.planted import clock_ahead, corrupted, out_of_memory
 from tests.worker.test_tp_parity import alike
 from tests.worker.tp_cell import POINTS, Abort, Cell, CellFailed, Job
 
@@ -99,6 +99,20 @@ def test_a_rank_with_another_configuration_refuses_to_start(
         r"ConfigMismatch: the configuration of rank 1 is \w{32}, that of its leader, rank 0, is \w{32}; "
     )
     assert all(re.match(pattern, failed.value.errors[rank]) for rank in (0, 1))
+
+
+@pytest.mark.behaviour("F-04")
+def test_clocks_that_differ_by_seconds_change_no_step(tiny_model_dir: Path) -> None:
+    settings = {**SETTINGS, "max_batch_tokens": 64, "target_itl_ms": 3.0}
+    asked = Job([SHORT, LONG, SHORT, LONG], stagger=2)
+    with Cell(2) as cell:
+        cell.build(tiny_model_dir, plant=partial(clock_ahead, 9.0), **settings)
+        skewed = cell.run(asked)
+    alike(skewed)  # what the leader measures sizes its steps; what another rank measures changes nothing
+    with Cell(2) as cell:
+        cell.build(tiny_model_dir, **SETTINGS)
+        plain = cell.run(asked)
+    assert [answer.tokens for answer in skewed.answers] == [answer.tokens for answer in plain.answers]
 
 
 # ---- aborts ------------------------------------------------------------------------------------
