@@ -37,7 +37,7 @@ def tokens(answers: list[Answer]) -> list[list[int]]:
     return [answer.tokens for answer in answers]
 
 
-@pytest.mark.behaviour("F-36")
+@pytest.mark.behaviour("F-36", "S0-26")
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("stagger", [0, 3], ids=["at once", "staggered"])
 def test_every_depth_gives_the_same_tokens_alone_and_in_mixed_load(
