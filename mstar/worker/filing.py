@@ -85,8 +85,6 @@ class Filing:
         filed = int(self._slots.filed[slot])
         if full <= filed:
             return
-        file, at = self._ledger.file, filed * DIGEST_BYTES
-        for page in self._slots.table[slot, filed:full].tolist():
-            file(page, digests[at : at + DIGEST_BYTES])
-            at += DIGEST_BYTES
+        pages = self._slots.table[slot, filed:full]
+        self._ledger.file(pages, digests[filed * DIGEST_BYTES : full * DIGEST_BYTES])
         self._slots.filed[slot] = full

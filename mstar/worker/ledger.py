@@ -157,13 +157,16 @@ class Ledger:
         self._hits += pages
         return found
 
-    def file(self, page: int, digest: bytes) -> None:
-        """The full ``page``, which a row holds, has landed: who begins like ``digest`` may lease it.
+    def file(self, pages: Pages, digests: bytes) -> None:
+        """The full ``pages`` (int32 [n]), which a row holds, have landed: others may lease them.
 
-        A digest that another page has stays with it. Raises RuntimeError if the page has another digest.
+        ``digests`` name them, 16 bytes each. A digest that another page has stays with it. Raises
+        RuntimeError if a page has another digest.
         """
-        if self._index.add(page, digest) and not self._holds[page]:
-            self._holds[page] = 2
+        listed = self._index.add(pages.tolist(), digests)
+        if listed:
+            filed = np.array(listed, np.int32)
+            self._holds[filed[self._holds[filed] == 0]] = 2
 
     def check(self) -> None:
         """Raises RuntimeError unless every page is either free, cached or held, once. For idle moments."""

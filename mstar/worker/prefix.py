@@ -66,21 +66,27 @@ class PrefixIndex:
         self._found = _Found(digests, self._removals, pages)
         return pages[:limit]
 
-    def add(self, page: int, digest: bytes) -> bool:
-        """``page``, which somebody holds, holds what ``digest`` names; False if another page does already.
+    def add(self, pages: list[int], digests: bytes) -> list[int]:
+        """``pages``, which somebody holds, hold what ``digests`` names, 16 bytes each; those filed now.
 
-        Raises RuntimeError if the page is in the index under another digest.
+        A digest that another page has stays with it. Raises RuntimeError if a page has another digest.
         """
-        known = self._page_of.setdefault(digest, page)
-        if known != page:
-            return False
-        filed = self._digest_of[page]
-        if filed is None:
-            self._digest_of[page] = digest
-        elif filed != digest:
-            del self._page_of[digest]
-            raise RuntimeError(f"page {page} holds what {filed.hex()} names, it was filed as {digest.hex()}")
-        return True
+        page_of, digest_of = self._page_of, self._digest_of
+        listed: list[int] = []
+        at = 0
+        for page in pages:
+            digest = digests[at : at + DIGEST_BYTES]
+            at += DIGEST_BYTES
+            if page_of.setdefault(digest, page) != page:
+                continue
+            filed = digest_of[page]
+            if filed is None:
+                digest_of[page] = digest
+            elif filed != digest:
+                del page_of[digest]
+                raise RuntimeError(f"page {page} holds what {filed.hex()} names, filed as {digest.hex()}")
+            listed.append(page)
+        return listed
 
     def rest(self, pages: Pages) -> None:
         """Nobody holds ``pages`` (distinct) any more: they may be evicted, the first of them first."""

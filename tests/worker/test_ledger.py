@@ -33,8 +33,7 @@ def hold(ledger: Ledger, count: int) -> NDArray[np.int32]:
 def computed(ledger: Ledger, digests: bytes) -> NDArray[np.int32]:
     """Pages of a row that has computed the prompt with these digests, filed."""
     pages = hold(ledger, len(digests) // DIGEST_BYTES)
-    for place, page in enumerate(pages.tolist()):
-        ledger.file(page, one(digests, place))
+    ledger.file(pages, digests)
     return pages
 
 
@@ -62,9 +61,9 @@ def test_a_match_ends_at_the_limit_and_at_the_first_page_that_differs() -> None:
 def test_a_match_that_was_made_before_sees_what_was_filed_and_evicted_since() -> None:
     ledger, digests = Ledger(4), digests_of(1, 2, 3)
     pages = hold(ledger, 3)
-    ledger.file(int(pages[0]), one(digests, 0))
+    ledger.file(pages[:1], one(digests, 0))
     assert ledger.match(digests, 3).pages == 1
-    ledger.file(int(pages[1]), one(digests, 1))
+    ledger.file(pages[1:2], one(digests, 1))
     assert ledger.match(digests, 3).pages == 2
     ledger.give(pages)
     hold(ledger, 3)
@@ -140,9 +139,9 @@ def test_a_digest_stays_with_the_page_that_had_it_first() -> None:
 def test_a_page_has_one_digest() -> None:
     ledger = Ledger(4)
     page = int(computed(ledger, digests_of(1))[0])
-    ledger.file(page, digests_of(1))
+    ledger.file(np.array([page], np.int32), digests_of(1))
     with pytest.raises(RuntimeError, match=f"page {page} holds what"):
-        ledger.file(page, digests_of(2))
+        ledger.file(np.array([page], np.int32), digests_of(2))
     assert ledger.match(digests_of(2), 1).pages == 0
 
 
@@ -261,7 +260,7 @@ class Pool(RuleBasedStateMachine):
     def land(self, row: Row) -> None:
         if row.filed < min(len(row.digests) // DIGEST_BYTES, len(row.pages)):
             page, digest = row.pages[row.filed], one(row.digests, row.filed)
-            self.ledger.file(page, digest)
+            self.ledger.file(np.array([page], np.int32), digest)
             if digest not in self.contents.values():
                 self.contents[page] = digest
             row.filed += 1

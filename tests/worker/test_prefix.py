@@ -13,7 +13,7 @@ PAGES = 8
 def filed(count: int = PAGES) -> PrefixIndex:
     index = PrefixIndex(PAGES)
     for page in range(count):
-        index.add(page, page.to_bytes(16, "big"))
+        index.add([page], page.to_bytes(16, "big"))
     return index
 
 
@@ -47,5 +47,5 @@ def test_a_page_that_was_forgotten_can_hold_something_else() -> None:
     index.forget(pages(5))
     assert index.holds(5) is None
     assert index.find((5).to_bytes(16, "big"), 1).size == 0
-    assert index.add(5, new)
+    assert index.add([5], new) == [5]
     assert index.find(new, 1).tolist() == [5]

@@ -51,8 +51,7 @@ def run_and_end(ledger: Ledger, digests: bytes) -> float:
     ledger.promise(count)
     pages = ledger.take(count).copy()
     started = time.thread_time_ns()
-    for place, page in enumerate(pages.tolist()):
-        ledger.file(page, digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES])
+    ledger.file(pages, digests)
     filing = time.thread_time_ns() - started
     ledger.give(pages)
     return filing / count / 1e3
