@@ -11,6 +11,7 @@ from tools.bench.__main__ import benches
 
 def test_the_list_names_every_bench_that_the_performance_page_runs() -> None:
     wanted = {
+        "collectives",
         "host_step",
         "ipc",
         "kill_soak",
