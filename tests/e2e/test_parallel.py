@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mstar.client.errors import ServerError
+from mstar.client.errors import ClientError, ConnectionLost, ServerError
 from mstar.config.schema import Deployment
 from mstar.daemon.compose import Address, compose
 from mstar.messages.step import COUNTER
@@ -121,6 +121,21 @@ def test_a_killed_follower_restarts_the_whole_cell(parallel: Server) -> None:
     assert [after[name]["generation"] - before[name]["generation"] for name in ranks] == [1, 1]
     assert after["gateway/0"]["pid"] == before["gateway/0"]["pid"]
     assert answer(parallel, "the", 12) == expected
+
+
+def test_a_killed_gateway_leaves_both_ranks_serving(parallel: Server) -> None:
+    expected = answer(parallel, "the", 6)
+    reading, before = Streaming(parallel), parallel.actors()
+    os.kill(before["gateway/0"]["pid"], signal.SIGKILL)
+    assert isinstance(reading.end(), ConnectionLost)
+    with parallel.client() as client:
+        wait_until(client.ready, 60, excuse=(ClientError,), what="the gateway to be back")
+    assert answer(parallel, "the", 6) == expected
+    assert answer(parallel, PROMPT, 6)
+    after = parallel.actors()
+    assert [after[name]["pid"] for name in ("rank/0", "rank/1")] == [
+        before[name]["pid"] for name in ("rank/0", "rank/1")
+    ]
 
 
 @contextlib.contextmanager

@@ -206,6 +206,24 @@ def test_a_prompt_sent_again_skips_its_cached_pages_on_every_rank(
     alike(again)
 
 
+@pytest.mark.behaviour("S0-21")
+def test_a_small_pool_under_two_ranks_preempts_rows_and_changes_no_token(
+    cells: dict[int, Cell], models: dict[str, Path]
+) -> None:
+    settings = {**SETTINGS, "max_num_seqs": 4, "max_seq_len": 336, "max_batch_tokens": 64}
+    page_bytes = 3 * 2 * 2 * 16 * 16 * 4  # layers, keys and values, heads, tokens, head_dim, float32
+    asked = prompts((7, 12), count=272)
+    cell = cells[2]
+    cell.build(models["llama"], **settings)
+    roomy = cell.run(Job(asked))
+    cell.build(models["llama"], **{**settings, "kv_cache_bytes": 35 * page_bytes})
+    tight = cell.run(Job(asked))
+    assert tight.ledger["total"] == 35
+    assert tight.ledger["preempted"] > roomy.ledger["preempted"] == 0
+    alike(tight)
+    assert [answer.tokens for answer in tight.answers] == [answer.tokens for answer in roomy.answers]
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.behaviour("S0-31")

@@ -321,6 +321,7 @@ class _Rank:
             "slots": scheduler.nodes[0].slots.free,
             "cached_tokens": counts.cached_tokens,
             "aborted": counts.aborted,
+            "preempted": counts.preempted,
             "stale": counts.stale_results,
         }
         return list(answers.values()), turn, found
