@@ -307,6 +307,8 @@ class LeaderRank(Rank):
         plan = None if self.unsent else self.leader.plan()
         if plan is None:
             self._collect(flush=True)
+            if self.scheduler.idle:
+                self._check_pages()
             return
         cell, house = self.cell, self.cell.house
         seq, node = plan.seq, plan.node
@@ -333,6 +335,13 @@ class LeaderRank(Rank):
     def _rest(self) -> None:
         self._collect(flush=False)
         self.wake()
+
+    def _check_pages(self) -> None:
+        """Whenever nothing runs, every page is free or cached, and none is promised."""
+        for index, node in enumerate(self.scheduler.nodes):
+            ledger = node.ledger
+            if not self.hogs[index] and (ledger.held or ledger.promised or node.slots.high):
+                raise Broken("idle", f"node {index} is idle with {ledger.statistics()}")
 
     def _receive(self) -> None:
         admissions = self.cell.admissions

@@ -80,6 +80,7 @@ class _Node:
         self.holders: dict[int, int] = {}
         self.left_pages: dict[int, int] = {}
         self.written: dict[int, int] = {}
+        self.passed = 0
 
 
 class PlanAudit:
@@ -137,6 +138,8 @@ class PlanAudit:
         work = self._rows(node, plan)
         self._budget(node, plan, work)
         self._left_out(node, plan, work, available, hogged)
+        if len(self._nodes) > 1:
+            self._round_robin(node, seq)
         return work
 
     def _drop(self, node: _Node, plan: StepPlan) -> None:
@@ -290,6 +293,19 @@ class PlanAudit:
                 continue
             if room > 0:
                 raise Broken("left out", f"step {plan.seq} leaves slot {slot} out, which is ready")
+
+    def _round_robin(self, planned: _Node, seq: int) -> None:
+        """A node with a row to decode waits for one step of each other node at most."""
+        planned.passed = 0
+        for index, node in enumerate(self._nodes):
+            if node is planned:
+                continue
+            size = node.limits.page_size
+            rows = node.rows.values()
+            if any(r.ready and not r.late and r.base + r.generated <= len(r.pages) * size for r in rows):
+                node.passed += 1
+                if node.passed >= len(self._nodes):
+                    raise Broken("round robin", f"step {seq} is the {node.passed}th that passes node {index}")
 
     def idle(self) -> None:
         """Nothing is held, bound or due."""

