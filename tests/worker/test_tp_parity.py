@@ -206,6 +206,7 @@ def test_a_prompt_sent_again_skips_its_cached_pages_on_every_rank(
     alike(again)
 
 
+@pytest.mark.long
 @pytest.mark.behaviour("S0-21")
 def test_a_small_pool_under_two_ranks_preempts_rows_and_changes_no_token(
     cells: dict[int, Cell], models: dict[str, Path]
