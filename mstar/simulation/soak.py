@@ -7,6 +7,7 @@ smaller and printed as text that ``--replay`` plays again. Exits with 1 if anyth
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import sys
 import time
@@ -50,6 +51,26 @@ def soak(
     """
     started = time.perf_counter()
     begun = state.next
+    collecting = gc.isenabled()
+    gc.disable()  # worlds are cycles of many objects, collected now and then at once
+    try:
+        _play_range(state, drawn, save, tell, most_failures, lambda: time.perf_counter() - started, begun)
+    finally:
+        if collecting:
+            gc.enable()
+    save(state)
+    return state
+
+
+def _play_range(
+    state: Range,
+    drawn: Callable[[int], Schedule],
+    save: Callable[[Range], None],
+    tell: Callable[[str], None],
+    most_failures: int,
+    elapsed: Callable[[], float],
+    begun: int,
+) -> None:
     while state.next < state.last and len(state.failed) < most_failures:
         seed = state.next
         schedule = drawn(seed)
@@ -62,11 +83,10 @@ def soak(
             tell(report(seed, schedule, failure))
         state.next = seed + 1
         if state.next % _SAVED_EVERY == 0:
+            gc.collect()
             save(state)
-            rate = (time.perf_counter() - started) / (state.next - begun) * 1e3
+            rate = elapsed() / (state.next - begun) * 1e3
             tell(f"{state.next - state.first} of {state.last - state.first} schedules, {rate:.1f} ms each")
-    save(state)
-    return state
 
 
 def judge_and_count(schedule: Schedule, state: Range, *, skew: bool) -> Failure | None:

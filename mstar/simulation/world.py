@@ -16,7 +16,7 @@ from mstar.simulation.cost import FREE, StepCost
 from mstar.simulation.faults import NO_FAULTS, Death, Faults, Hog, Planted
 from mstar.simulation.gateway import Ask, TokenEvent, VirtualGateway
 from mstar.simulation.invariants import Broken
-from mstar.simulation.oracle import Oracle
+from mstar.simulation.oracle import MASK_BYTES, Oracle
 from mstar.worker.limits import Limits
 from mstar.worker.scheduler import SchedulerStatistics
 
@@ -139,6 +139,8 @@ class World:
         that follow. It stops with its ``stop_at``-th token by id, with its ``text_at``-th by text.
         ``late``: it draws under masks, which its node has to have room for (MASK_BYTES of the oracle).
         """
+        if late and not self._house.nodes[node].masks:
+            raise ValueError(f"node {node} has no room for masks: set its mask_bytes to {MASK_BYTES}")
         if isinstance(prompt, int):
             tokens = np.random.Generator(np.random.PCG64(self._random.getrandbits(64)))
             prompt = tokens.integers(0, _TOKENS, prompt, np.int32)
