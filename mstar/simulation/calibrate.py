@@ -20,7 +20,7 @@ Columns = NDArray[np.float64]
 _ROUNDS = 500
 _STILL = 1e-10
 _APART = 1.3
-_REWEIGHTED, _NEAR = 12, 0.02
+_REWEIGHTED, _NEAR, _SMOOTH = 13, 0.02, 1.0
 
 
 class Sample(NamedTuple):
@@ -60,10 +60,14 @@ def fit(
     # Every equation is divided by its own time: what counts is the share that a step is off by. Then the
     # far ones count less and less: a step that another process delayed is not a price.
     shares, ones = rows / times[:, None], np.ones(times.size)
-    prices = nonnegative(shares, ones)
+    smooth = _smoothness(shares, knots)
+    aims = np.append(ones, np.zeros(len(smooth)))
+    weights = ones
     for _ in range(_REWEIGHTED):
+        prices = nonnegative(
+            np.vstack((shares * weights[:, None], smooth)), aims * np.append(weights, ones[: len(smooth)])
+        )
         weights = 1 / np.sqrt(np.maximum(np.abs(shares @ prices - 1), _NEAR))
-        prices = nonnegative(shares * weights[:, None], ones * weights)
     steps, (row_ns, read_ns, past_ns, own_ns) = prices[: len(knots)], prices[len(knots) :]
     return CostTable(
         model=model,
@@ -127,6 +131,20 @@ def _knots(sizes: Sequence[int]) -> list[int]:
     if knots[-1] != sizes[-1]:
         knots[-1] = sizes[-1]
     return knots if len(knots) > 1 else [sizes[0], sizes[-1]]
+
+
+def _smoothness(shares: Columns, knots: Sequence[int]) -> Columns:
+    """Weak equations that a token costs the same on both sides of a knot: float64 [knots - 2, prices].
+
+    Steps alone often cannot tell the price of tokens from that of the pairs that come with them.
+    """
+    equations = np.zeros((max(len(knots) - 2, 0), shares.shape[1]))
+    for place in range(1, len(knots) - 1):
+        left, here, right = knots[place - 1 : place + 2]
+        size = _SMOOTH * shares[:, place + 1].max() * (right - here)
+        equations[place - 1, place] = size / (here - left)
+        equations[place - 1, place + 1] = -size / (right - here)
+    return equations
 
 
 def _features(work: StepWork, knots: Sequence[int]) -> list[float]:

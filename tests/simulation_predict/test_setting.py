@@ -80,10 +80,10 @@ def test_what_does_not_fit_is_refused_with_what_to_change() -> None:
 
 
 def test_groups_of_nodes_are_placed_as_the_engine_places_them() -> None:
-    groups = {"node_groups": [{"tp_size": 3}]}
+    groups: dict[str, Any] = {"node_groups": [{"tp_size": 3}]}
     assert setting_of(resolve(None, {}, groups, label="argument"), FACTS).ranks == 3
+    groups = {"node_groups": [{"node_names": ["llmm"]}]}
     with pytest.raises(ConfigError, match="'llmm', which is no node of the model"):
-        groups = {"node_groups": [{"node_names": ["llmm"]}]}
         setting_of(resolve(None, {}, groups, label="argument"), FACTS)
 
 

@@ -100,6 +100,10 @@ class StepTimer:
         device = torch.device("cpu")
         self._model = load_model(files, dtype=choice.dtype, device=device, layout=choice.layout)
         self._kv = KVCache.allocate(self.spec, -(-tokens // PAGE), PAGE, choice.dtype, device)
+        for part in (*self._kv.keys, *self._kv.values):
+            part.fill_(
+                0.5
+            )  # memory that nobody has touched costs more at first, and real rows have written theirs
         self._sampler = Sampler(256, self.spec.vocab_size, device)
         prompt = np.zeros(1, np.int32)
         for slot in range(256):
