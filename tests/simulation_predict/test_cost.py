@@ -99,6 +99,13 @@ def test_what_does_not_exist_is_told_with_what_does(tmp_path: Path) -> None:
         find_cost(None, "x")
 
 
+def test_the_default_model_has_a_cost_near_its_measured_steps() -> None:
+    cost = find_cost(None, "smollm2-135m-instruct")
+    found = {rows: cost.ns(decodes(rows, 128), 1) / 1e6 for rows in (1, 16)}
+    assert found == pytest.approx({1: 48.5, 16: 162}, rel=0.15)
+    assert cost.host.inline
+
+
 def test_a_model_has_its_preset_by_name() -> None:
     assert find_cost(None, "Qwen/Qwen3-8B") is preset("h200-qwen3-8b")
 

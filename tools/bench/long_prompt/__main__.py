@@ -66,10 +66,10 @@ def shapes(budgets: Sequence[str]) -> list[Shape]:
     sizes = sorted({32, 512, *(int(budget) for budget in budgets if budget != "off")})
     beside = (Row(1, 100),) * 8
     chunks = [
-        (*beside, Row(size, length))
+        (*beside, Row(size - len(beside), length))
         for size in sizes
         for length in (size, LONGEST // 2, LONGEST)
-        if size <= length
+        if len(beside) < size <= length
     ]
     whole = [(*beside, Row(size, size)) for size in (1500, LONGEST)]
     split = [(*beside, *(Row(max(size // 4, 1), 800),) * 4) for size in sizes if size >= 64]
