@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -41,7 +43,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
     assert runs[0].events != runs[2].events
 
 
-@pytest.mark.behaviour("F-04", "S0-35")
+@pytest.mark.behaviour("F-04")
 def test_clocks_that_are_seconds_apart_change_no_step() -> None:
     steps = []
     for skew in (0, 7_000_000_000):
@@ -73,6 +75,17 @@ def test_decodes_ride_beside_every_chunk_of_a_long_prompt() -> None:
     chunked = [step for step in house.run().steps if step.chunk_tokens]
     assert len(chunked) >= 6
     assert all(step.decodes == 1 for step in chunked[1:])
+
+
+@pytest.mark.behaviour("B-01", "S0-39")
+def test_two_nodes_with_work_take_turns_step_by_step() -> None:
+    house = world((LIMITS, LIMITS), ranks=2)
+    for node in (0, 1):
+        house.submit(0, 3, 12, node=node)
+        house.submit(0, 40, 2, node=node)
+    steps = house.run().steps
+    both = steps[2:20]
+    assert all(first.node != second.node for first, second in pairwise(both))
 
 
 @pytest.mark.behaviour("S0-02")
