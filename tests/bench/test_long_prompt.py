@@ -123,16 +123,17 @@ LOAD = Workload("toy", 2, ((1, 20, 20, 5000),), 2, waves=(("burst", 3, 50, 50, 4
 
 async def test_a_wave_is_sent_when_the_streams_decode_and_they_are_cut_off_after_it() -> None:
     client = FakeClient()
-    answers = await drive(client, LOAD, 0)  # type: ignore[arg-type]
+    answers = await drive(client, LOAD, 0, range(10, 99))  # type: ignore[arg-type]
     streams, wave = answers[:2], answers[2:]
     assert [answer.error for answer in answers] == [""] * 5
     assert min(answer.sent for answer in wave) >= max(answer.events[0] for answer in streams)
     assert [len(answer.events) for answer in wave] == [4, 4, 4]
     assert all(4 < len(answer.events) < 5000 for answer in streams)
+    assert all(9 < id < 99 for one in client.asked for id in one["prompt"])
     assert [len(one["prompt"]) for one in client.asked] == [16, 20, 20, 50, 50, 50]
     assert all(one["logit_bias"] == {"7": 100} and one["ignore_eos"] for one in client.asked)
 
 
 async def test_an_answer_that_ends_early_is_an_error() -> None:
-    answers = await drive(FakeClient(short=1), LOAD, 0)  # type: ignore[arg-type]
+    answers = await drive(FakeClient(short=1), LOAD, 0, range(10, 99))  # type: ignore[arg-type]
     assert "3 tokens came instead of 4" in {answer.error for answer in answers if answer.group == "burst"}

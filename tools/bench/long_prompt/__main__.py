@@ -76,24 +76,24 @@ def shapes(budgets: Sequence[str]) -> list[Shape]:
     return [*decodes, *chunks, *whole, *split, (Row(256, 256),), (Row(LONGEST, LONGEST),)]
 
 
-def turn(budget: str, options: argparse.Namespace, seed: int) -> list[Run]:
-    """A fresh daemon for ``budget``, and every workload once."""
+def turn(budget: str, options: argparse.Namespace, seed: int, ids: range) -> list[Run]:
+    """A fresh daemon for ``budget``, and every workload once, with prompts out of ``ids``."""
     flags = [part for name, value in settings(budget, options).items() for part in (FLAGS[name], value)]
     flags.append("--no-enable-prefix-caching")
     with tempfile.TemporaryDirectory(prefix="long-") as folder:
         with Server(options.model, flags, Path(folder)) as server:
-            return [measured(server, budget, workload, seed) for workload in options.workload]
+            return [measured(server, budget, workload, seed, ids) for workload in options.workload]
 
 
-def measured(server: Server, budget: str, workload: str, seed: int) -> Run:
-    answers = asyncio.run(asked(server, workload, seed))
+def measured(server: Server, budget: str, workload: str, seed: int, ids: range) -> Run:
+    answers = asyncio.run(asked(server, workload, seed, ids))
     error = next((answer.error for answer in answers if answer.error), "")
     return Run(budget, workload, 0.0 if error else figure(workload, answers), error, answers)
 
 
-async def asked(server: Server, workload: str, seed: int) -> list[Answer]:
+async def asked(server: Server, workload: str, seed: int, ids: range) -> list[Answer]:
     async with AsyncClient(server.socket) as client:
-        return await drive(client, named(workload), seed)
+        return await drive(client, named(workload), seed, ids)
 
 
 def predicted(budget: str, options: argparse.Namespace, cost: Cost, seed: int) -> list[Run]:
@@ -134,6 +134,8 @@ def main() -> None:
     timer = StepTimer(
         resolve_model(options.model), dtype=options.dtype, threads=options.threads, tokens=SLOTS * WINDOW
     )
+    vocabulary = timer.spec.vocab_size
+    ids = range(min(1_000, vocabulary // 2), min(30_000, vocabulary))  # away from special ids
     calibration = Calibration(timer, shapes(budgets))
     line = ProgressLine()
 
@@ -145,7 +147,7 @@ def main() -> None:
     runs: list[Run] = []
     for place, budget in enumerate(order):
         try:
-            done = turn(budget, options, options.seed + place // len(budgets))
+            done = turn(budget, options, options.seed + place // len(budgets), ids)
         except ServerFailed as error:
             raise SystemExit(str(error)) from None
         for run in done:

@@ -19,20 +19,21 @@ Clock = Callable[[], float]
 
 # A word that is one token and prints at once, so that no token waits for another one's bytes.
 WORD = " the"
-LOWEST, HIGHEST = 1_000, 30_000
 
 
 async def drive(
-    client: AsyncClient, workload: Workload, seed: int, *, clock: Clock = time.perf_counter
+    client: AsyncClient, workload: Workload, seed: int, ids: range, *, clock: Clock = time.perf_counter
 ) -> list[Answer]:
     """The answers of ``workload``: its streams first, then its waves; times are seconds from the start.
+
+    Prompts are of random token ids out of ``ids``.
 
     Once every answer of the waves has ended the streams are cut off: what comes later is not looked at.
     """
     jobs, wave = schedule(workload, seed)
     random = Random(f"prompts {seed}")
     word = (await client.tokenize(WORD))[-1]
-    sender = _Sender(client, word, random, clock)
+    sender = _Sender(client, word, random, ids, clock)
     await sender.send(Job("warm-up", 16, 4), asyncio.Event())
     sender.begin()
     shown = [asyncio.Event() for _ in jobs]
@@ -49,10 +50,11 @@ async def drive(
 class _Sender:
     """Sends one request after the other to one server."""
 
-    def __init__(self, client: AsyncClient, word: int, random: Random, clock: Clock) -> None:
+    def __init__(self, client: AsyncClient, word: int, random: Random, ids: range, clock: Clock) -> None:
         self._client = client
         self._word = word
         self._random = random
+        self._ids = ids
         self._clock = clock
         self._zero = 0.0
         self._open: set[AsyncStream[TextChunk]] = set()
@@ -70,7 +72,7 @@ class _Sender:
 
     async def send(self, job: Job, shown: asyncio.Event, after: float = 0.0) -> Answer:
         """Send ``job`` ``after`` seconds from now; ``shown`` is set with its first token, or its end."""
-        prompt = [self._random.randrange(LOWEST, HIGHEST) for _ in range(job.prompt_tokens)]
+        prompt = self._random.choices(self._ids, k=job.prompt_tokens)
         if after:
             await asyncio.sleep(after)
         answer = Answer(job.group, job.prompt_tokens, self._now())
