@@ -6,19 +6,17 @@ import time
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import torch
 
 from mstar.engine.results import ResultSlot
 from mstar.engine.runner import LanguageModelRunner
-from mstar.messages.step import FLAG_CHUNKED, START, STRIDE, StepPlan, row_digest
+from mstar.messages.step import StepPlan, StepTail, _plan, _tail_decoder
 from mstar.worker.follower import StepInlet
 from shm.steps import StepSlot
 
 __all__ = ["clock_ahead", "corrupted", "out_of_memory", "slot_digest"]
 
 VICTIM = 1
-_LOW = 0xFFFFFFFF
 
 
 class _Corrupted:
@@ -37,16 +35,16 @@ class _Corrupted:
             return slot
         # A copy: the other ranks read the same memory.
         found = SimpleNamespace(
-            header=np.frombuffer(slot.header, np.uint64).tolist(),
+            header=memoryview(bytearray(slot.header)).cast("Q"),
             request=slot.request.copy(),
             rows=slot.rows.copy(),
             grants=slot.grants.copy(),
             drops=slot.drops.copy(),
-            tail=bytes(slot.tail),
+            tail=memoryview(bytes(slot.tail)),
         )
         found.rows[self._column, 0] += 1
         if self._fits:
-            found.header[5] = slot_digest(found)
+            found.header[5] = slot_digest(self._seq, found)
         return cast(StepSlot, found)
 
     def done(self) -> None:
@@ -56,16 +54,11 @@ class _Corrupted:
         self._inlet.fail(message)
 
 
-def slot_digest(slot: Any) -> int:
-    """The digest that the step in ``slot`` should have."""
-    n, g = slot.header[1] & _LOW, slot.header[1] >> 32
-    columns = STRIDE + 1 if slot.header[4] >> 32 & FLAG_CHUNKED else START
-    return row_digest(
-        slot.request[:n],
-        np.ascontiguousarray(slot.rows[:columns, :n]),
-        slot.grants[:, :g],
-        slot.drops[: slot.header[2]],
-    )
+def slot_digest(seq: int, slot: Any) -> int:
+    """The digest that step ``seq`` in ``slot`` should have."""
+    tail_len = slot.header[6]
+    tail = _tail_decoder.decode(slot.tail[:tail_len]) if tail_len else StepTail()
+    return _plan(seq, slot, tail).digest
 
 
 def corrupted(seq: int, column: int, fits: bool, rank: int, inlet: StepInlet | None) -> StepInlet | None:
