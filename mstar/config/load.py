@@ -12,7 +12,7 @@ import msgspec
 from mstar.config.blame import UnknownKey, blame
 from mstar.config.describe import allowed, field_types, leaves
 from mstar.config.options import OPTIONS, OTHER_VARIABLES, Option, option
-from mstar.config.schema import Deployment
+from mstar.config.schema import Budgets, Deployment
 from mstar.config.size import parse_size
 
 __all__ = ["ConfigError", "Resolved", "resolve"]
@@ -195,6 +195,14 @@ def _assemble(values: Mapping[str, Any]) -> Deployment:
     return msgspec.convert(tree, Deployment)
 
 
+def _chunks_nothing(budget: Budgets | None) -> bool:
+    """Whether ``max_batch_tokens`` turns chunking off for some node, in steps that decode or altogether."""
+    if not isinstance(budget, Mapping):
+        return budget == "off"
+    walks = [value.values() if isinstance(value, Mapping) else (value,) for value in budget.values()]
+    return any(number is None for numbers in walks for number in numbers)
+
+
 def _check_together(deployment: Deployment, sources: Mapping[str, str]) -> None:
     budget, rows = deployment.max_batch_tokens, deployment.max_num_seqs
     if isinstance(budget, int) and budget < rows:
@@ -203,10 +211,11 @@ def _check_together(deployment: Deployment, sources: Mapping[str, str]) -> None:
             f"{rows} ({sources['max_num_seqs']}); every sequence takes a token of a step: raise the one or "
             "lower the other"
         )
-    if budget == "off" and deployment.target_itl_ms is not None:
+    source = sources.get("max_batch_tokens", "of a node")
+    if _chunks_nothing(budget) and deployment.target_itl_ms is not None:
         raise ConfigError(
             f"target_itl_ms is {deployment.target_itl_ms:g} ({sources['target_itl_ms']}), but "
-            f"max_batch_tokens is off ({sources['max_batch_tokens']}), so that prompts run whole and no step "
+            f"max_batch_tokens turns chunks off ({source}), so that prompts run whole and no step "
             "can be sized; leave one out"
         )
     names = deployment.served_model_name

@@ -225,9 +225,13 @@ class LanguageModelRunner(SlotState):
 
     def _hold(self, slots: NDArray[np.int32], logits: Tensor) -> None:
         """Keep ``logits`` [r, vocab] of the rows of ``slots``: a later step begins with drawing from them."""
+        self._held_logits(logits.dtype)[torch.from_numpy(slots.astype(np.int64))] = logits
+
+    def _held_logits(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Logits held by slot, [slots, vocab]; zeros for a row whose step failed and that may ride again."""
         if self._held is None:
-            self._held = torch.empty((self._table.count, logits.shape[1]), dtype=logits.dtype)
-        self._held[torch.from_numpy(slots.astype(np.int64))] = logits
+            self._held = torch.zeros((self._table.count, self.vocab_size), dtype=dtype)
+        return self._held
 
     def _draw_late(self, plan: StepPlan, results: ResultSlot) -> None:
         """Before anything runs: rows that sample late draw from the logits that they held, under masks."""
@@ -235,9 +239,7 @@ class LanguageModelRunner(SlotState):
         slots = plan.slot[rows]
         masks = {mask.slot: mask.allowed for mask in plan.masks}
         bits = np.frombuffer(b"".join(masks[slot] for slot in slots.tolist()), np.uint8)
-        held = self._held
-        if held is None:
-            raise StepFailed(f"slots {slots.tolist()} draw late, and no logits are held here")
+        held = self._held_logits()
         allowed = np.unpackbits(bits.reshape(rows.size, -1), axis=1, count=held.shape[1], bitorder="little")
         logits = held[torch.from_numpy(slots.astype(np.int64))]
         base = self._table.length[slots] - self._table.accepted[slots]

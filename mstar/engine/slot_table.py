@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mstar.graph.errors import WalkStateError
 from mstar.graph.runtime import GraphRuntime
 from mstar.messages.step import INPUT, LATE_LAST, LATE_RUN, Bind, StepPlan
 from mstar.model.graphs import LANGUAGE_MODEL, WALKS
@@ -121,10 +122,12 @@ class SlotTable:
         moved = self._check_chunks(plan, plain) if chunked else ()
         if plain:
             self._advance_plain(plan, plain)
-        for slot, stride, final in moved:
-            self.progress[slot] += stride
-            if final:
-                self._end_input(slot, sampled=not self.late[slot])
+        if moved:
+            slots, strides, finals = zip(*moved, strict=True)
+            self.graph.advance(WALKS.prompt_loop, np.array(slots), np.array(strides, np.int32))
+            for slot, final in zip(slots, finals, strict=True):
+                if final:
+                    self._end_input(slot, sampled=not self.late[slot])
 
     def _count_chunks(self, plan: StepPlan, n: int) -> int:
         """How many rows are chunked; they come last."""
@@ -163,9 +166,13 @@ class SlotTable:
         if plain < slots.size:
             slots, counter, samples = slots[:plain], counter[:plain], samples[:plain]
         rows = self._ascending(slots)
-        if np.count_nonzero(plan.source[:plain]) == plain and self._fits(plan, rows, counter):
-            self.generated[rows] = counter + samples
-            return
+        if np.count_nonzero(plan.source[:plain]) == plain and self._fits(plan, rows, counter, samples):
+            try:
+                self.graph.advance(WALKS.decode_loop, rows)
+            except WalkStateError:
+                pass  # a row is at its cap, which is named below
+            else:
+                return
         self._find_fault(plan, plain)
         whole = plan.source[:plain] == INPUT
         self.generated[slots[~whole]] = (counter + samples)[~whole]
@@ -195,8 +202,14 @@ class SlotTable:
             self._named, self._rows = named, rows
         return self._rows
 
-    def _fits(self, plan: StepPlan, rows: NDArray[np.int64], counter: NDArray[np.int32]) -> bool:
-        """The whole check of rows that decode, in few passes.
+    def _fits(
+        self,
+        plan: StepPlan,
+        rows: NDArray[np.int64],
+        counter: NDArray[np.int32],
+        samples: NDArray[np.int32],
+    ) -> bool:
+        """The check of rows that decode, in few passes, but for their caps, which the graph keeps.
 
         On False ``_find_fault`` names the fault or finds none: rows out of slot order are right too.
         """
@@ -205,7 +218,7 @@ class SlotTable:
             rows.size == n
             and self.generated[rows].tobytes() == counter.tobytes()
             and self.owner[rows].tobytes() == plan.request[:n].tobytes()
-            and np.count_nonzero(self.cap[rows] > counter) == n
+            and np.count_nonzero(samples) == n
         )
 
     def _find_fault(self, plan: StepPlan, plain: int) -> None:

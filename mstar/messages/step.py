@@ -62,7 +62,7 @@ class TailTooLarge(ValueError):
 
 
 class DigestMismatch(ValueError):
-    """The rows a rank read are not the rows the leader wrote."""
+    """The step a rank read is not the one the leader wrote."""
 
 
 class Input(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -174,18 +174,23 @@ class StepPlan(NamedTuple):
     masks: tuple[Mask, ...]
 
 
-def row_digest(
+def step_digest(
+    slot: StepSlot,
     request: NDArray[np.int64],
     columns: NDArray[np.int32],
     grants: NDArray[np.int32],
     drops: NDArray[np.int64],
 ) -> int:
-    """CRC-32 of the rows, grants and drops of a step: int64 [n], int32 [c, n], int32 [3, g], int64 [d]."""
-    crc = zlib.crc32(columns.tobytes(), zlib.crc32(request.data))
+    """CRC-32 of a step: header words 1 to 4, int64 [n], int32 [c, n], int32 [3, g], int64 [d], the tail."""
+    header = slot.header
+    crc = zlib.crc32(columns.tobytes(), zlib.crc32(request.data, zlib.crc32(header[1:5])))
     if grants.size:
         crc = zlib.crc32(grants.tobytes(), crc)
     if drops.size:
         crc = zlib.crc32(drops.data, crc)
+    tail_len = header[6]
+    if tail_len:
+        crc = zlib.crc32(slot.tail[:tail_len], crc)
     return crc
 
 
@@ -239,19 +244,23 @@ class StepDraft:
 
 
 def open_plan(seq: int, slot: StepSlot) -> StepPlan:
-    """Read the plan of ``seq`` from ``slot``. Raises DigestMismatch, msgspec.DecodeError."""
+    """Read the plan of ``seq`` from ``slot``. Raises DigestMismatch."""
     header = slot.header
     tail_len = header[6]
-    plan = _plan(seq, slot, _tail_decoder.decode(slot.tail[:tail_len]) if tail_len else _EMPTY_TAIL)
+    try:
+        tail = _tail_decoder.decode(slot.tail[:tail_len]) if tail_len else _EMPTY_TAIL
+        plan = _plan(seq, slot, tail)
+    except (msgspec.DecodeError, IndexError, ValueError) as error:
+        raise DigestMismatch(f"step {seq}: its record can't be read: {error}") from error
     if plan.digest != header[5]:
         raise DigestMismatch(
-            f"step {seq}: the rows read have digest {plan.digest:#x}, the leader wrote {header[5]:#x}"
+            f"step {seq}: what was read has digest {plan.digest:#x}, the leader wrote {header[5]:#x}"
         )
     return plan
 
 
 def _plan(seq: int, slot: StepSlot, tail: StepTail) -> StepPlan:
-    """Views of what the header of ``slot`` counts, and their digest."""
+    """Views of what the header of ``slot`` counts, and the digest of it all."""
     header = slot.header
     counts, place, shape, d = header[1], header[3], header[4], header[2]
     n, g, flags = counts & _LOW, counts >> 32, shape >> 32
@@ -274,7 +283,7 @@ def _plan(seq: int, slot: StepSlot, tail: StepTail) -> StepPlan:
         place >> 32,
         shape & _LOW,
         flags & ~FLAG_CHUNKED,
-        row_digest(request, rows, grants, drops),
+        step_digest(slot, request, rows, grants, drops),
         request,
         rows[SLOT],
         rows[WALK],

@@ -42,7 +42,7 @@ class Entrant(NamedTuple):
 class Entry:
     """By age, while slots, pages and the record have room.
 
-    Who does not fit is looked at again when pages have come or gone.
+    Who does not fit is looked at again when pages have come or gone, or others may be shared.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Entry:
         self._replays = replays
         self._floor, self._tail = limits.chunk_floor, limits.bind_bytes
         self._left = self._room = 0
-        self._blocked = (0, -1)
+        self._blocked = (0, (0, 0))
         self.refusals = 0
         """How often the pages at hand did not do for the next one in line, each time they had changed."""
 
@@ -77,7 +77,7 @@ class Entry:
         if not (self._left and self._slots.free):
             return None
         waiting = self._line.head()
-        if waiting is None or self._blocked == (waiting.order, ledger.available):
+        if waiting is None or self._blocked == (waiting.order, ledger.moment):
             return None
         self._room -= bind_bytes(waiting.message)
         if self._room < 0:
@@ -85,7 +85,7 @@ class Entry:
         horizon = self._horizon(waiting)
         match = ledger.match(waiting.digests, (waiting.tokens.size - 1) // self._limits.page_size)
         if horizon - match.pages + match.idle > ledger.available:
-            self._blocked = (waiting.order, ledger.available)
+            self._blocked = (waiting.order, ledger.moment)
             self.refusals += 1
             return None
         source = self._publish(waiting, seq)

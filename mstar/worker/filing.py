@@ -15,6 +15,9 @@ __all__ = ["Filing"]
 _PAGES_AT_ONCE = 4
 """So many pages of generated tokens are hashed and filed together; the rest of a row when it ends."""
 
+_NEVER = 1 << 30
+"""``filed`` of a row of which nothing is: no row has so many pages."""
+
 _MOST_ROWS = 8
 """Rows whose pages are filed after one step; who is over waits for the next one."""
 
@@ -42,6 +45,8 @@ class Filing:
         if digests or (self._grows and whole):
             self._digests[slot] = digests
             self._slots.filed[slot] = leased
+        else:
+            self._slots.filed[slot] = _NEVER
 
     def release(self, slot: int) -> bytes:
         """``slot`` is free again; returns the digests of its row."""

@@ -35,16 +35,18 @@ class Follower:
     def turn(self) -> bool:
         """Run the next step; False if there is none yet.
 
-        Whatever it raises (DigestMismatch, PlanMismatch, a failed forward) was posted to the leader first.
+        Whatever it raises (TornRecord, DigestMismatch, PlanMismatch, a failed forward) was posted to the
+        leader first.
         """
         steps = self.steps
-        slot = steps.peek()
-        if slot is not None:
-            try:
+        try:
+            slot = steps.peek()
+            if slot is not None:
                 self.executor.launch(open_plan(steps.next, slot))
-            except Exception as error:
-                steps.fail(f"step {steps.next}: {type(error).__name__}: {error}")
-                raise
+        except Exception as error:
+            steps.fail(f"step {steps.next}: {type(error).__name__}: {error}")
+            raise
+        if slot is not None:
             steps.done()
         self._collect(flush=slot is None)
         return slot is not None

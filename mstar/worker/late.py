@@ -43,11 +43,6 @@ class LateRows:
     def __len__(self) -> int:
         return len(self._constraints)
 
-    @property
-    def possible(self) -> bool:
-        """Whether a record has room for a mask at all."""
-        return self._most > 0
-
     def constrain(self, request: int, constraint: Constraint) -> None:
         """The tokens of ``request`` are held to ``constraint`` until ``forget``."""
         self._constraints[request] = constraint

@@ -100,7 +100,7 @@ class Leader:
             results = self.executor.drawn(seq)
             if results is None:
                 return
-            scheduler.drawn(seq, results.tokens)
+            scheduler.drawn(seq, None if results.failed is not None else results.tokens)
 
     def _look(self) -> None:
         """See how far every rank has come, and give back what they have read."""

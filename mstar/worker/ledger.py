@@ -90,6 +90,11 @@ class Ledger:
         """Free and cached pages that are promised to nobody."""
         return self._top + self._index.resting - self.promised
 
+    @property
+    def moment(self) -> tuple[int, int]:
+        """Differs from an earlier one if a newcomer that found no room then might find it now."""
+        return self.available, self._index.changes
+
     def promise(self, pages: int) -> None:
         """Set ``pages`` more aside; the caller checked ``available``."""
         self.promised += pages

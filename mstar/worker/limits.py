@@ -55,9 +55,13 @@ class Limits(NamedTuple):
     def chunk_floor(self) -> int:
         """The fewest tokens a chunk has, but for a prompt's last one.
 
-        At most a quarter of a step: a prompt need not wait for a step in which hardly anybody decodes.
+        At most a quarter of a step, what decodes in every slot would leave of it, and a cap on prefill:
+        else a prompt could wait for a step that hardly ever comes.
         """
-        return min(self.min_chunk_tokens, max(1, self.batch_tokens // _FLOOR_SHARE))
+        most = min(self.batch_tokens // _FLOOR_SHARE, self.batch_tokens - self.slots)
+        if self.prefill_cap:
+            most = min(most, self.prefill_cap)
+        return min(self.min_chunk_tokens, max(1, most))
 
     @property
     def bind_bytes(self) -> int:

@@ -217,12 +217,12 @@ class NodeScheduler:
         """``step``, the oldest of this node's in flight, has landed: stop checks, what to emit."""
         failed: list[RowFailed] = []
         batch = None
+        for slot, message in result.failed_slots.items():  # also of rows that were only bound in this step
+            failed += self._fail((slot,), message)
         if result.failed is not None:
             slots = (*step.rows.slots.tolist(), *(chunk.slot for chunk in step.chunks))
             failed += self._fail(slots, result.failed)
         else:
-            for slot, message in result.failed_slots.items():
-                failed += self._fail((slot,), message)
             if step.chunks:
                 self._land_chunks(step.chunks)
             if step.rows.slots.size:

@@ -34,11 +34,6 @@ class Pipeline(Generic[Step, Returnable]):
         return self.planned - self.landed
 
     @property
-    def room(self) -> bool:
-        """Whether one more step may be planned now."""
-        return self.planned - self.landed <= self.depth
-
-    @property
     def full(self) -> bool:
         """Whether the oldest step must land before anything else is planned."""
         return self.planned - self.landed > self.depth

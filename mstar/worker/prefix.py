@@ -40,6 +40,8 @@ class PrefixIndex:
         self._start = self._end = 0
         self._entry: NDArray[np.int64] = np.full(pages, _AWAKE, np.int64)
         self._removals = 0
+        self.changes = 0
+        """How often something was added or removed."""
         self._found = _Found(b"", 0, _NO_PAGES)
         self.resting = 0
         """Pages in the index that nobody holds."""
@@ -86,6 +88,7 @@ class PrefixIndex:
                 del page_of[digest]
                 raise RuntimeError(f"page {page} holds what {filed.hex()} names, filed as {digest.hex()}")
             listed.append(page)
+        self.changes += 1
         return listed
 
     def rest(self, pages: Pages) -> None:
@@ -130,6 +133,7 @@ class PrefixIndex:
             del page_of[digest]
             digest_of[page] = None
         self._removals += 1
+        self.changes += 1
 
     def rests(self) -> Pages:
         """The pages that rest, in the order in which they would go."""

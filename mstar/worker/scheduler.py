@@ -123,6 +123,10 @@ class MicroScheduler:
             release()
             return
         node = self.nodes[message.node]
+        if constraints and not node.limits.masks:
+            self._refuse(sequences, 400, "this server has no room for masks, which the request's tokens need")
+            release()
+            return
         shared = len(digests) >= DIGEST_BYTES and tokens.size > node.limits.page_size
         give_back = release if len(sequences) == 1 else _after(len(sequences), release)
         first = None
@@ -195,10 +199,14 @@ class MicroScheduler:
         """The oldest step whose rows draw late and whose tokens ``drawn`` has not heard of."""
         return self._drawing[0][0] if self._drawing else None
 
-    def drawn(self, seq: int, tokens: NDArray[np.int32]) -> None:
-        """What rows drew late in step ``seq``, which is ``drawing``: int32 [slots], -1 for none."""
+    def drawn(self, seq: int, tokens: NDArray[np.int32] | None) -> None:
+        """What rows drew late in step ``seq``, which is ``drawing``: int32 [slots], -1 for none.
+
+        None: the step has failed, and its rows end when it lands.
+        """
         _, node, rows = self._drawing.popleft()
-        node.drawn(rows, tokens)
+        if tokens is not None:
+            node.drawn(rows, tokens)
 
     def land(self, seq: int, result: StepResult) -> Landed:
         """Step ``seq``, the oldest in flight, has landed: stop checks, what returns, what to emit."""

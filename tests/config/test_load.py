@@ -84,7 +84,7 @@ def test_every_default_is_accepted_from_the_file_and_from_flags(entry: Any, tmp_
         ),
         (
             {"max_batch_tokens": "off", "target_itl_ms": "50"},
-            "target_itl_ms is 50 (flag --target-itl-ms), but max_batch_tokens is off (flag",
+            "target_itl_ms is 50 (flag --target-itl-ms), but max_batch_tokens turns chunks off (flag",
         ),
         ({"model": ""}, "model is empty"),
         ({"listen.api_keys": ["clé"]}, "printable ASCII"),

@@ -20,6 +20,7 @@ from mstar.messages.step import (
     STRIDE,
     TOTAL,
     DigestMismatch,
+    Mask,
     StepPlan,
     TailTooLarge,
     open_plan,
@@ -129,6 +130,26 @@ def test_a_corrupted_column_is_noticed_before_anything_runs(column: int) -> None
     slot.rows[column, 1] ^= 1
     with pytest.raises(DigestMismatch, match="step 1"):
         open_plan(1, slot)
+
+
+@pytest.mark.behaviour("F-05")
+@pytest.mark.parametrize("word", [1, 2, 3, 4, 6])
+def test_a_corrupted_word_of_the_header_is_noticed_before_anything_runs(word: int) -> None:
+    slot = _written(Step(rows=(Decode(0, 1, 1), Chunk(1, 2, 0, 8, 20)), binds=(bind(2, 1, 20),)))
+    slot.header[word] ^= 1 << 33 if word in (1, 3, 4) else 1
+    with pytest.raises(DigestMismatch, match="step 1"):
+        open_plan(1, slot)
+
+
+@pytest.mark.behaviour("F-05")
+def test_any_corrupted_byte_of_the_tail_is_noticed_before_anything_runs() -> None:
+    """A cap, a seed or a mask that differs on one rank would let its tokens differ without a word."""
+    step = Step(rows=(Decode(0, 1, 1),), binds=(bind(2, 1, 20, cap=9),), masks=(Mask(0, b"\x05\x00"),))
+    for at in range(_written(step).header[6]):
+        slot = _written(step)
+        slot.tail[at] ^= 1
+        with pytest.raises(DigestMismatch, match="step 1"):
+            open_plan(1, slot)
 
 
 def run(table: SlotTable, plan: StepPlan) -> None:

@@ -15,8 +15,8 @@ import pytest
 
 from tools.bench.host_step import Load, NullRank
 
-MOST_PLAIN = 2200
-"""Bytecodes of a plain decode step at most; Python 3.11 executes 1,700 of them."""
+MOST_PLAIN = 2400
+"""Bytecodes of a plain decode step at most; Python 3.11 executes 2,150 to 2,280 of them."""
 
 
 class Cost(NamedTuple):
@@ -116,7 +116,7 @@ def test_two_prefilling_rows_cost_the_same_beside_many_decodes_as_beside_few() -
     )
     assert min(few) == min(many)
     assert min(many) <= MOST_PLAIN * 5 // 2
-    assert max(many) <= MOST_PLAIN * 5  # pages of generated tokens are hashed and filed, a few rows at a time
+    assert max(many) <= MOST_PLAIN * 4  # pages of generated tokens are hashed and filed, a few rows at a time
 
 
 @pytest.mark.parametrize("depth", [0, 2])

@@ -163,3 +163,34 @@ def test_a_plan_with_a_late_row_that_is_not_late_here_is_refused() -> None:
     rank.turn()
     with pytest.raises(Exception, match="late_sample"):
         rank.turn()
+
+
+@pytest.mark.behaviour("F-32", "F-37")
+@DEPTHS
+@pytest.mark.parametrize("failing", range(1, 14))
+def test_a_step_that_fails_under_a_late_row_ends_that_row_and_nothing_else(depth: int, failing: int) -> None:
+    rank = NullRank(MASKED._replace(depth=depth))
+    rank.constraints[1] = Chain()
+    rank.admit(1, prompt=9, max_tokens=10)
+    rank.fail_at.add(failing)
+    rank.drain()
+    kept = rank.kept[1]
+    assert kept.tokens == chain(10)[: len(kept.tokens)]
+    assert len(kept.finish) + len(kept.failed) == 1
+    rank.constraints[2] = Chain(5)
+    rank.admit(2, prompt=9, max_tokens=10)
+    rank.fail_at.clear()
+    rank.drain()
+    assert rank.kept[2].tokens == chain(10, 5)
+    rank.check_idle()
+
+
+def test_a_constraint_without_room_for_masks_is_refused() -> None:
+    rank = NullRank(LIMITS)
+    rank.constraints[1] = Chain()
+    rank.admit(1)
+    rank.admit(2)
+    rank.drain()
+    assert rank.kept[1].failed[0].status == 400
+    assert rank.kept[2].tokens == expected(2, 5, 4)
+    assert sorted(rank.released) == [1, 2]

@@ -500,3 +500,19 @@ def test_a_row_that_cannot_be_prepared_fails_alone() -> None:
     for request in (1, 3):
         assert rank.kept[request].tokens == expected(request, 6, 8)
     rank.check_idle()
+
+
+@pytest.mark.behaviour("B-12")
+def test_a_row_that_cannot_be_prepared_fails_even_when_its_step_does() -> None:
+    rank = NullRank(LIMITS._replace(slots=12, pages=1024, batch_tokens=32))
+    rank.refuse[9] = "no such token"
+    for request in range(1, 9):
+        rank.admit(request, prompt=200, max_tokens=2)
+    rank.turn()
+    rank.turn()
+    rank.admit(9, prompt=6, max_tokens=3)
+    rank.fail_at.add(rank.scheduler.pipeline.next_seq)
+    rank.drain()
+    assert [failure.message for failure in rank.kept[9].failed] == ["no such token"]
+    assert rank.kept[9].tokens == []
+    rank.check_idle()

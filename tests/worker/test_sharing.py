@@ -190,3 +190,29 @@ def test_random_families_of_prompts_read_their_own_pages(
         if request not in aborted:
             assert rank.kept[request].tokens == expected(request, prompt, budget)
     rank.check_idle()
+
+
+def test_who_waits_for_pages_is_let_in_when_others_may_be_shared() -> None:
+    """Another runs its prompt: it fits as soon as those pages are there, not when that one ends."""
+    rank = NullRank(LIMITS._replace(pages=34, max_seq_len=256, horizon_tokens=4, batch_tokens=16))
+    rank.admit(1, prompt=100, max_tokens=30, family=9)
+    rank.turn()
+    rank.admit(2, prompt=100, max_tokens=2, family=9)
+    while not rank.kept[2].finish:
+        rank.turn()
+    assert not rank.kept[1].finish
+    rank.drain()
+    rank.check_idle()
+
+
+def test_rows_without_digests_keep_no_other_row_from_being_filed() -> None:
+    rank = NullRank(LIMITS._replace(slots=16, pages=1024))
+    for request in range(1, 13):
+        rank.admit(request, prompt=20, max_tokens=200, shared=False)
+    rank.admit(13, prompt=20, max_tokens=200)
+    while rank.scheduler.statistics().generated_tokens < 13 * 100:
+        rank.turn()
+    slot = rank.node._slot_of[13]
+    assert rank.node.slots.filed[slot] >= 25
+    rank.drain()
+    rank.check_idle()

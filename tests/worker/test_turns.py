@@ -238,3 +238,35 @@ def test_a_prompt_beside_few_decodes_runs_whatever_the_floor(budget: int) -> Non
         rank.turn()
     assert not rank.kept[1].finish
     rank.drain()
+
+
+@pytest.mark.behaviour("S4-20", "S4-27")
+def test_a_cap_on_prefill_below_the_floor_is_what_a_chunk_has() -> None:
+    rank = NullRank(LIMITS._replace(prefill_cap=8, min_chunk_tokens=16, batch_tokens=64))
+    rank.admit(1, prompt=4, max_tokens=200)
+    for _ in range(4):
+        rank.turn()
+    rank.admit(2, prompt=64, max_tokens=2)
+    for _ in range(12):
+        rank.turn()
+    assert rank.kept[2].finish
+    rank.drain()
+
+
+@pytest.mark.behaviour("B-02")
+def test_a_budget_of_a_token_for_every_slot_leaves_no_token_unused_while_a_prompt_waits() -> None:
+    rank = NullRank(LIMITS._replace(slots=16, batch_tokens=16, min_chunk_tokens=16, pages=512))
+    sizes: list[tuple[int, int]] = []
+
+    def watch(plan: StepPlan) -> None:
+        waiting = len(rank.node._prefill)
+        chunks = plan.chunk_starts >= 0
+        tokens = plan.slot.size - int(chunks.sum())
+        tokens += int((plan.chunk_ends - plan.chunk_starts)[chunks].sum()) if plan.chunk_starts.size else 0
+        sizes.append((tokens, waiting))
+
+    rank.on_launch = watch
+    for request in range(1, 17):
+        rank.admit(request, prompt=4, max_tokens=50)
+    rank.drain()
+    assert all(tokens == 16 for tokens, waiting in sizes if waiting)
