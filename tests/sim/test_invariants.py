@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from mstar.messages.tokens import ERROR, LENGTH, STOP, RowFailed, TokenBatch
-from mstar.simulation.invariants import Broken, ClientAudit, PlanAudit, RankAudit, Work
+from mstar.simulation.invariants import Broken, ClientAudit, RankAudit
 from mstar.simulation.oracle import Foreseen, Oracle
+from mstar.simulation.plan_audit import PlanAudit, Work
 from mstar.worker.limits import Limits
 from tests.messages.plans import Chunk, Decode, Step, bind, new_slot, pages, write
 

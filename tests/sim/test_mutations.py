@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mstar.messages.step import START, STRIDE, StepPlan, open_plan
-from mstar.simulation import cell
+from mstar.simulation import ranks
 from mstar.simulation.schedule import Schedule, check_skew, draw, play
 from mstar.simulation.shrink import Failure, judge
 from mstar.worker import follower
@@ -141,7 +141,7 @@ def a_clock_dependent_cut(patch: pytest.MonkeyPatch) -> None:
         odd = clocks[0].read() // 1_000_000_000 % 2
         return original(self, draft, max(room // 2, min(room, self._floor)) if odd else room)
 
-    _wrap(patch, cell.LeaderRank, "__init__", build)
+    _wrap(patch, ranks.LeaderRank, "__init__", build)
     _wrap(patch, Prefill, "write", write)
 
 
