@@ -17,13 +17,13 @@ def plot(runs: Sequence[Run], predicted: Sequence[Run], made: Sequence[Verdict],
 
     figure = Figure(figsize=(13, 8), layout="constrained")
     (gaps, told_gaps), (bars, firsts) = figure.subplots(2, 2)
+    told_gaps.sharex(gaps)
+    told_gaps.sharey(gaps)
     budgets = list(dict.fromkeys(run.budget for run in runs))
     colours = {budget: f"C{place}" for place, budget in enumerate(budgets)}
     for axes, some, title in ((gaps, runs, "measured"), (told_gaps, predicted, "predicted")):
         _gaps(axes, [run for run in some if run.workload == "long-beside-decodes"], colours)
         axes.set(title=f"gaps of 8 streams around a prompt of 2,000 tokens, {title}")
-    told_gaps.sharex(gaps)
-    told_gaps.sharey(gaps)
     _firsts(firsts, [run for run in runs if run.workload == "short-burst"], colours, solid=True)
     _firsts(firsts, [run for run in predicted if run.workload == "short-burst"], colours, solid=False)
     firsts.set(title="short prompts behind 4 long ones (dashed: predicted)", xlabel="TTFT, s", ylabel="share")
