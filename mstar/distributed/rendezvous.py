@@ -20,6 +20,7 @@ class Rendezvous:
     `path` names a file that every rank of the group opens: /proc/self/fd/N of an inherited memfd leaves no
     name behind. `round` sets one start of the group apart from the earlier ones in the same file: a
     restarted cell never meets a dead one's words. `timeout` in seconds bounds every wait for a peer.
+    The descriptor stays open as long as the process: the store opens the path again when it is collected.
     """
 
     def __init__(self, path: str, shard: Shard, *, round: int = 1, timeout: float = 300.0) -> None:

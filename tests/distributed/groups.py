@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,19 +16,19 @@ from mstar.distributed.shard import Shard
 T = TypeVar("T")
 
 
-def meeting(world: int, work: Callable[[Rendezvous], T], *, round: int = 1, timeout: float = 10.0) -> list[T]:
+# Open as long as this process: a store looks at its file once more when it is collected, whenever that is.
+PATH = f"/proc/self/fd/{os.memfd_create('rendezvous')}"
+ROUNDS = itertools.count(1)
+
+
+def meeting(world: int, work: Callable[[Rendezvous], T], *, timeout: float = 10.0) -> list[T]:
     """What ``work`` returns for each rank; the first error is raised."""
-    fd = os.memfd_create("rendezvous")
-    try:
-        with ThreadPoolExecutor(world) as pool:
-
-            def run(rank: int) -> T:
-                path = f"/proc/self/fd/{fd}"
-                return work(Rendezvous(path, Shard(rank, world), round=round, timeout=timeout))
-
-            return list(pool.map(run, range(world)))
-    finally:
-        os.close(fd)
+    round = next(ROUNDS)
+    with ThreadPoolExecutor(world) as pool:
+        shards = [Shard(rank, world) for rank in range(world)]
+        return list(
+            pool.map(lambda shard: work(Rendezvous(PATH, shard, round=round, timeout=timeout)), shards)
+        )
 
 
 def grouped(world: int, work: Callable[[Any], T], *, kind: str = "gloo", **options: Any) -> list[T]:

@@ -19,7 +19,7 @@ from mstar.distributed.layers import VocabEmbedding
 from mstar.distributed.oneshot import OneShotGroup
 from mstar.distributed.rendezvous import Rendezvous
 from mstar.distributed.shard import Shard
-from tests.distributed.groups import grouped, meeting
+from tests.distributed.groups import PATH, ROUNDS, grouped, meeting
 from tests.helpers.waiting import wait_until
 
 KINDS = pytest.mark.parametrize("kind", ["gloo", "one-shot"])
@@ -98,15 +98,13 @@ def test_every_rank_hears_what_each_says_and_what_the_first_settles() -> None:
 
 
 def test_a_later_round_in_the_same_file_meets_no_words_of_an_earlier_one() -> None:
-    fd = os.memfd_create("rendezvous")
-    path = f"/proc/self/fd/{fd}"
-    Rendezvous(path, Shard(0, 2), round=1).settle("choice", "old")
-    late = Rendezvous(path, Shard(1, 2), round=2, timeout=0.05)
+    old, new = next(ROUNDS), next(ROUNDS)
+    Rendezvous(PATH, Shard(0, 2), round=old).settle("choice", "old")
+    late = Rendezvous(PATH, Shard(1, 2), round=new, timeout=0.05)
     with pytest.raises(PeerMissing, match=r"rank 0 says nothing on 'choice' within 0\.05 s"):
         late.settle("choice", None)
-    Rendezvous(path, Shard(0, 2), round=2).settle("choice", "new")
+    Rendezvous(PATH, Shard(0, 2), round=new).settle("choice", "new")
     assert late.settle("choice", None) == "new"
-    os.close(fd)
 
 
 def test_a_rank_that_does_not_come_is_named_within_the_bound() -> None:
