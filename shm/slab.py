@@ -22,6 +22,7 @@ __all__ = ["SlabHandle", "SlabOwner", "SlabPool", "SlabStatistics", "SlabUser"]
 _LAYOUT = "slab"
 _PAGE = 4096
 _MOST_CLASSES = 64
+_GENERATION_BIT = 32
 
 
 class SlabHandle(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -62,7 +63,10 @@ class SlabPool:
 
     @classmethod
     def create(cls, classes: Sequence[tuple[int, int]], generation: int = 1) -> SlabPool:
-        """Blocks of `(bytes of a block, number of blocks)`; sizes are rounded up to whole pages."""
+        """Blocks of `(bytes of a block, number of blocks)`; sizes are rounded up to whole pages.
+
+        Leases are numbered from the generation on: a handle of one generation names nothing in another.
+        """
         merged: dict[int, int] = {}
         for size, count in classes:
             if size < 1 or count < 1:
@@ -77,7 +81,11 @@ class SlabPool:
         for i, (size, count) in enumerate(table):
             segment.words[1 + 2 * i] = size
             segment.words[2 + 2 * i] = count
-        return cls(segment)
+        pool = cls(segment)
+        for block in range(len(pool.sizes)):
+            at = pool.lease_index(block)
+            segment.words[at] = segment.words[at + 1] = generation << _GENERATION_BIT
+        return pool
 
     @classmethod
     def attach(cls, fd: int) -> SlabPool:

@@ -11,14 +11,12 @@ from actors.wiring import ActorSpec, ChannelSpec, SlabSpec, StepSpec, Wiring
 from mstar.config.digest import digest
 from mstar.config.schema import MAX_RANKS, Deployment, GatewayConfig, RankConfig
 from mstar.distributed.shard import Shard, UnevenShard
-from mstar.engine.budgets import chunking_of
 from mstar.messages.prefix import block_bytes
 from mstar.model.files import ModelFiles
-from mstar.model.graphs import language_model
 from mstar.model.spec import ModelSpec, read_spec
-from mstar.validation.placement import NodeFacts, place
 from mstar.validation.request import MAX_SEQUENCES
 from mstar.worker.limits import TAIL_BYTES
+from mstar.worker.sizing import sizing_of
 from shm.steps import StepLayout
 
 __all__ = ["FOLLOWER", "GATEWAY", "RANK", "Address", "CannotSplit", "Meeting", "WindowTooLong", "compose"]
@@ -180,15 +178,14 @@ def _window(deployment: Deployment, files: ModelFiles, spec: ModelSpec) -> int:
 
 def _world(deployment: Deployment, files: ModelFiles, spec: ModelSpec) -> int:
     """Ranks of the cell that runs the model. Raises CannotSplit, PlacementInvalid and ConfigError."""
-    graph = language_model()
-    nodes = {node: NodeFacts(graph.walks_of(node)) for node in graph.nodes}
-    placement = place(deployment.node_groups, nodes, tensor_parallel_size=deployment.tensor_parallel_size)
-    chunking_of(deployment, graph, {}, placement.no_chunking)  # what does not fit the model is told now
+    placement = sizing_of(deployment).placement  # what does not fit the model's graph is told now
     world = len(placement.ranks)
-    if len(placement.cells) != 1 or any(len(group.instances) > 1 for group in placement.groups):
+    if any(len(group.instances) > 1 or group.ranks != placement.ranks for group in placement.groups):
+        groups = "; ".join(f"{', '.join(group.nodes)} on {list(group.ranks)}" for group in placement.groups)
         raise CannotSplit(
-            f"the node groups make {len(placement.cells)} cells of {world} ranks together; this version runs "
-            "a model in one cell: give the group as many ranks as its tp_size"
+            f"the node groups make {len(placement.cells)} cells of {world} ranks ({groups}); this version "
+            "runs all walks of a model in one cell, on all of its ranks: give one group as many ranks as its "
+            "tp_size"
         )
     fault = _fault(spec, world)
     if fault is not None:

@@ -6,7 +6,6 @@ It keeps by slot what rows read back (prompt, carry) and packs a plan's rows int
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -24,11 +23,9 @@ from mstar.engine.slot_table import SlotTable
 from mstar.messages.request import Sampling
 from mstar.messages.step import CARRY, FLAG_LOGPROBS, LATE_LAST, Bind, StepPlan
 from mstar.model.api import CausalLM, ForwardBatch, KVCache
-from mstar.model.graphs import LLM
+from mstar.model.graphs import COMBINED, LLM
 
 __all__ = ["LanguageModelRunner", "PromptInputs", "RunnerStatistics"]
-
-"""The node of a language model, as its graph and the settings of its budget call it."""
 
 _NO_PROMPT = np.zeros(1, np.int32)
 
@@ -73,8 +70,8 @@ class LanguageModelRunner(SlotState):
 
     ``prompt`` is int32 [slots, max_seq_len]; ``carry`` int64 [slots], the last sampled token, -1
     from bind to first sample so that a premature read fails instead of decoding garbage. ``chunking``
-    holds the input of a row from its first chunk until its last one has landed; ``walks`` are the names
-    of the walks that plans give by number. Logits of rows that sample late are held by slot.
+    holds the input of a row from its first chunk until its last one has landed. Logits of rows that
+    sample late are held by slot.
     """
 
     def __init__(
@@ -87,7 +84,6 @@ class LanguageModelRunner(SlotState):
         page_size: int,
         max_seq_len: int,
         chunking: ChunkingManagement,
-        walks: Sequence[str],
     ) -> None:
         self._model = model
         self._kv = kv
@@ -97,7 +93,6 @@ class LanguageModelRunner(SlotState):
         self._prompt: NDArray[np.int32] = np.zeros((table.count, max_seq_len), np.int32)
         self._carry: NDArray[np.int64] = np.full(table.count, -1, np.int64)
         self._chunking = chunking
-        self._walks = tuple(walks)
         self._held: Tensor | None = None
         self._steps = self._tokens = self._device_ns = self._prepared = 0
 
@@ -291,7 +286,7 @@ class LanguageModelRunner(SlotState):
                     sample_rows.append(np.array([row]))
                     sample_positions.append(np.array([end]))
             decodes = PromptInputs(tokens[0], positions[0])
-            self._chunking.check_budget(_Batch(LLM, self._walks[plan.walk]), (decodes, *parts))
+            self._chunking.check_budget(_Batch(LLM, COMBINED), (decodes, *parts))
         place = np.concatenate(positions)
         token_slots = np.concatenate(row_slots)
         size = self._page_size

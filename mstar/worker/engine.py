@@ -18,7 +18,6 @@ from mstar.distributed.gloo import GlooGroup
 from mstar.distributed.oneshot import OneShotGroup
 from mstar.distributed.rendezvous import Rendezvous
 from mstar.distributed.shard import WHOLE, Shard
-from mstar.engine.budgets import chunking_of
 from mstar.engine.chunking import ChunkingManagement
 from mstar.engine.device import CpuDevice
 from mstar.engine.executor import Executor
@@ -29,20 +28,11 @@ from mstar.messages.step import Bind
 from mstar.model.api import KVCache
 from mstar.model.choose import CpuChoice, choose_cpu, choose_layout
 from mstar.model.files import ModelFiles
-from mstar.model.graphs import (
-    COMBINED,
-    DEFAULT_MAX_BATCH_TOKENS,
-    LANGUAGE_MODEL,
-    LLM,
-    PREFILL,
-    language_model,
-)
 from mstar.model.spec import ModelSpec, read_spec
 from mstar.model.weights import load_model
-from mstar.validation.placement import NodeFacts, place
-from mstar.validation.request import MAX_SEQUENCES
 from mstar.worker.agreement import check_alike, model_identity, settle_choice
 from mstar.worker.limits import Limits
+from mstar.worker.sizing import limits_of, sizing_of
 
 __all__ = ["CacheTooLarge", "CacheTooSmall", "Engine", "build_engine"]
 
@@ -97,7 +87,7 @@ def build_engine(
     stage("choosing dtype and threads", 0, 0)
     dtype, threads, layout = _choose(spec, deployment, shard, rendezvous)
     torch.set_num_threads(threads)
-    chunking = _chunking(deployment)
+    chunking = sizing_of(deployment).chunking
     limits = _limits(deployment, spec, dtype, shard, chunking)
     group = None
     if rendezvous is not None:
@@ -136,7 +126,6 @@ def build_engine(
         page_size=page_size,
         max_seq_len=limits.max_seq_len,
         chunking=chunking,
-        walks=LANGUAGE_MODEL.labels,
     )
     cpu = CpuDevice(slots, limits.depth, runner.forward, lockstep=config.world > 1)
     executor = Executor([table], [runner], cpu, inputs)
@@ -145,53 +134,20 @@ def build_engine(
     return Engine(limits, executor, runner, group)
 
 
-class _Chunkable:
-    """The runner's say on its node: a prompt may be cut anywhere."""
-
-    def chunkable(self, graph_walk: str) -> bool:
-        return True
-
-
-def _chunking(deployment: Deployment) -> ChunkingManagement:
-    """What the model declares of chunks and budgets, and what the deployment makes of it."""
-    graph = language_model()
-    nodes = {node: NodeFacts(graph.walks_of(node)) for node in graph.nodes}
-    placement = place(deployment.node_groups, nodes, tensor_parallel_size=deployment.tensor_parallel_size)
-    return chunking_of(deployment, graph, {LLM: _Chunkable()}, placement.no_chunking)
-
-
 def _limits(
     deployment: Deployment, spec: ModelSpec, dtype: torch.dtype, shard: Shard, chunking: ChunkingManagement
 ) -> Limits:
     """What bounds the node, from facts that are the same on every rank. Raises CacheTooSmall."""
-    max_seq_len = min(deployment.max_seq_len or spec.max_position, spec.max_position)
-    page_size, slots = deployment.page_size, deployment.max_num_seqs
+    window = min(deployment.max_seq_len or spec.max_position, spec.max_position)
+    page_size = deployment.page_size
     page_bytes = shard.world * KVCache.nbytes_per_page(spec, page_size, dtype, shard=shard)
     pages = deployment.kv_cache_bytes // page_bytes
-    if pages < -(-max_seq_len // page_size):
+    if pages < -(-window // page_size):
         raise CacheTooSmall(
             f"kv_cache_bytes {deployment.kv_cache_bytes} holds {pages * page_size} tokens, one sequence of"
-            f" max_seq_len {max_seq_len} needs more: raise --kv-cache-bytes or lower --max-model-len"
+            f" max_seq_len {window} needs more: raise --kv-cache-bytes or lower --max-model-len"
         )
-    chunked = chunking.chunkable(LLM, PREFILL)
-    budget = chunking.max_batch_tokens(LLM, COMBINED) or DEFAULT_MAX_BATCH_TOKENS
-    batch_tokens = max(budget, slots)
-    caps = chunking.walk_caps(LLM, COMBINED) or {}
-    cap = caps.get(PREFILL, 0)
-    return Limits(
-        slots=slots,
-        max_seq_len=max_seq_len,
-        pages=pages,
-        page_size=page_size,
-        batch_tokens=batch_tokens,
-        min_chunk_tokens=chunking.min_chunk_tokens(batch_tokens),
-        depth=deployment.pipeline_depth,
-        max_waiting=2 * max(deployment.max_concurrent_requests, slots) + MAX_SEQUENCES,
-        chunked=chunked,
-        prefix_cache=deployment.prefix_cache,
-        prefill_cap=cap if chunked and cap < batch_tokens else 0,
-        target_itl_ns=round((deployment.target_itl_ms or 0) * 1e6),
-    )
+    return limits_of(deployment, chunking, window=window, pages=pages)
 
 
 def _choose(

@@ -91,6 +91,15 @@ def test_replicas_are_refused(tiny_model_dir: Path) -> None:
         composed(tiny_model_dir, node_groups=(NodeGroup(ranks=(0, 1, 2, 3), tp_size=2),))
 
 
+def test_walks_on_other_ranks_than_the_cells_are_refused_and_not_run_elsewhere(tiny_model_dir: Path) -> None:
+    groups = (
+        NodeGroup(node_names=("llm",), ranks=(0, 1), tp_size=2, graph_walks=("prefill",)),
+        NodeGroup(node_names=("llm",), ranks=(0,), tp_size=1, graph_walks=("decode",)),
+    )
+    with pytest.raises(CannotSplit, match="on all of its ranks"):
+        composed(tiny_model_dir, node_groups=groups)
+
+
 def test_the_gateway_is_stopped_before_the_rank_it_still_needs(tiny_model_dir: Path) -> None:
     rank, gateway = composed(tiny_model_dir).actors
     assert gateway.phase < rank.phase

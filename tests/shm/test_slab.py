@@ -206,3 +206,16 @@ def test_no_block_is_ever_leased_twice_or_lost(trace: list[tuple[str, int]]) -> 
     free = sum(size for block, size in enumerate(shelf.pool.sizes) if block not in held)
     assert shelf.owner.free_bytes == free
     shelf.close()
+
+
+def test_a_handle_of_one_generation_names_nothing_in_another() -> None:
+    """Users see a dead owner's pool for a moment after its successor has leased the same block of a new one."""
+    old, new = (SlabPool.create([(4096, 2)], generation=generation) for generation in (1, 2))
+    first, second = SlabOwner(old).lease(10), SlabOwner(new).lease(10)
+    assert (first.block, first.offset) == (second.block, second.offset)
+    with pytest.raises(BadHandle, match="has ended"):
+        old.place(second)
+    with pytest.raises(BadHandle, match="has ended"):
+        new.place(first)
+    old.close()
+    new.close()
