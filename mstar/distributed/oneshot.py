@@ -53,7 +53,8 @@ class OneShotGroup:
         self._area = area
         self._patience_ns = round(rendezvous.timeout * 1e9)
         self._pids = [int(pid) for pid in rendezvous.share(f"{name} process", str(os.getpid()))]
-        size = _PAGE + world * 2 * area
+        head = (8 * _LINE * world + _PAGE - 1) & -_PAGE
+        size = head + world * 2 * area
         fd = os.memfd_create("mstar collectives") if rank == 0 else -1
         if rank == 0:
             os.posix_fallocate(fd, 0, size)
@@ -63,8 +64,8 @@ class OneShotGroup:
         self._memory = mmap.mmap(fd, size)
         rendezvous.share(f"{name} open", "yes")  # only then may rank 0 close what the others open
         os.close(fd)
-        self._words = memoryview(self._memory)[:_PAGE].cast("Q")
-        areas = torch.frombuffer(self._memory, dtype=torch.uint8, offset=_PAGE)
+        self._words = memoryview(self._memory)[:head].cast("Q")
+        areas = torch.frombuffer(self._memory, dtype=torch.uint8, offset=head)
         self._areas = areas.view(world, 2, area).transpose(0, 1)
         self._peers = [peer for peer in range(world) if peer != rank]
         self._own = rank * _LINE
