@@ -141,9 +141,10 @@ class Rank:
     def _launched(self, plan: StepPlan, host_ns: int) -> None:
         """Go on once the launch is over: after its host time, on CPU when the forward is through."""
         house = self.cell.house
-        model = self.models[plan.node]
-        group = house.groups[plan.node]
-        signature = plan.digest, *(model.signature() if self.index in group else model.signature()[:1])
+        signature: tuple[int, ...] = ()
+        if house.ranks > 1:
+            mine = self.models[plan.node].signature()
+            signature = plan.digest, *(mine if self.index in house.groups[plan.node] else mine[:1])
         self.cell.audit.ran(self.index, plan.seq, signature)
         if house.inline and self.stream.busy_with(plan.seq):
             self._busy, self._awaited = True, plan.seq
@@ -184,7 +185,7 @@ class Rank:
             model.spoil(plan, results)
             raise StepFailed(f"rank {self.index} has no memory for step {plan.seq}")
         work = cell.works[plan.seq % KEPT_STEPS]
-        brings = model.brings(plan)
+        brings = model.brings(plan) if house.ranks > 1 else b""
         model.forward(plan, results)
         host_ns = round(house.cost.host_ns(work, house.ranks) * self.slowness)
         rows = plan.request.tobytes() + plan.slot.tobytes()
