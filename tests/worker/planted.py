@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 
+from mstar.distributed.oneshot import OneShotGroup
 from mstar.engine.results import ResultSlot
 from mstar.engine.runner import LanguageModelRunner
 from mstar.messages.step import StepPlan, StepTail, _plan, _tail_decoder
@@ -68,15 +69,24 @@ def corrupted(seq: int, column: int, fits: bool, rank: int, inlet: StepInlet | N
 
 def out_of_memory(seq: int, victim: int, rank: int, inlet: StepInlet | None) -> StepInlet | None:
     """The forward of step ``seq`` finds no memory on rank ``victim``, in the middle of its collectives."""
-    run = LanguageModelRunner._run
+    run, add = LanguageModelRunner._run, OneShotGroup.all_reduce
+    now = calls = 0
 
-    def failing(self: LanguageModelRunner, plan: StepPlan, results: ResultSlot) -> None:
-        if plan.seq == seq:
-            raise torch.OutOfMemoryError("planted")
+    def running(self: LanguageModelRunner, plan: StepPlan, results: ResultSlot) -> None:
+        nonlocal now, calls
+        now, calls = plan.seq, 0
         run(self, plan, results)
 
+    def adding(self: OneShotGroup, x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if now == seq and calls == 3:
+            raise torch.OutOfMemoryError("planted")
+        return add(self, x)
+
     if rank == victim:
-        LanguageModelRunner._run = failing  # type: ignore[method-assign]
+        LanguageModelRunner._run = running  # type: ignore[method-assign]
+        OneShotGroup.all_reduce = adding  # type: ignore[method-assign]
     return inlet
 
 
