@@ -29,7 +29,7 @@ def crowded(model: Path, folder: Path) -> Iterator[Server]:
 
 
 def prompts() -> list[tuple[list[int], int]]:
-    """Token ids and budgets: most are short, some alone take half of the cache, some outgrow their horizon."""
+    """Token ids and budgets: most are short, some take half of the cache, some outgrow their horizon."""
     rng = np.random.default_rng(3)
     found = []
     for place in range(REQUESTS):
