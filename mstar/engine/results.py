@@ -60,6 +60,7 @@ class ResultRing:
         slot = self._ring[seq % len(self._ring)]
         slot.scored = False
         slot.failed = None
+        slot.tokens.fill(-1)
         slot.elapsed_ns = 0
         slot.failed_slots = {}
         return slot

@@ -60,6 +60,17 @@ class RuntimeStatistics(NamedTuple):
 
 
 _NOTHING = Routed()
+
+_latest: list[tuple[Program, Masks]] = []
+"""The latest program that ran whole on one worker: its tables are the same for every runtime of it."""
+
+
+def _masks_of(program: Program) -> Masks:
+    if not _latest or _latest[0][0] is not program:
+        _latest[:] = [(program, Masks(program))]
+    return _latest[0][1]
+
+
 _ZERO: NDArray[np.int32] = np.array(0, np.int32)
 _ONE: NDArray[np.int32] = np.array(1, np.int32)
 
@@ -93,7 +104,7 @@ class GraphRuntime:
         self.ready: NDArray[np.bool_] = np.zeros((len(program.nodes), slots), bool)
         self._start: NDArray[np.int32] = np.repeat(program.loop.start[:, None], slots, axis=1)
         self._counters, self._caps = list(self.counter), list(self.cap)
-        self._masks = Masks(program, here)
+        self._masks = _masks_of(program) if here is None else Masks(program, here)
         # Bitsets by slot: nodes in flight; by partition and slot: ports filled, places done, Loops stopped.
         self._flying = [0] * slots
         self._filled = [[0] * slots for _ in range(partitions)]

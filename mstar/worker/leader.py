@@ -56,6 +56,13 @@ class Leader:
         """Whether the ring is full of steps that a follower has not run yet."""
         return bool(self._readers) and self.scheduler.pipeline.planned - self._read >= self._slots
 
+    @property
+    def moved(self) -> bool:
+        """Whether followers have run steps that were waited for and not seen by ``plan`` or ``collect``."""
+        if not self._readers or not (self.behind or self.scheduler.pipeline.retiring):
+            return False
+        return min(self._steps.done(reader) for reader in self._readers) > self._read
+
     def plan(self) -> StepPlan | None:
         """The next step, if there is one to run, the pipeline has room and every follower keeps up.
 

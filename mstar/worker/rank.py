@@ -60,13 +60,16 @@ class RankActor(CellMember):
         )
         layout = self._steps.ring.layout
         self.leader = Leader(self.scheduler, self.engine.executor, self._steps, layout.readers, layout.slots)
+        if layout.readers:
+            self.ctx.watch(lambda: self.leader.moved)
 
     async def run(self) -> None:
         ctx, leader = self.ctx, self.leader
         while not ctx.stopping:
             started = time.perf_counter_ns()
             self._admissions.drain()
-            plan = None if self._unsent else leader.plan()
+            held = bool(self._unsent)
+            plan = None if held else leader.plan()
             if plan is not None:
                 await self._launch(plan)
             landed = leader.collect(flush=plan is None)
@@ -74,7 +77,7 @@ class RankActor(CellMember):
                 self._emit(landed)
             self._flush()
             self._report(idle=plan is None and landed is None)
-            if plan is not None or landed is not None:
+            if plan is not None or landed is not None or (held and not self._unsent):
                 self._busy_ns += time.perf_counter_ns() - started
                 await asyncio.sleep(0)
             elif self._unsent:
