@@ -13,13 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mstar.graph.errors import WalkStateError
-from mstar.graph.runtime import GraphRuntime
+from mstar.graph.runtime import PENDING, GraphRuntime
 from mstar.messages.step import INPUT, LATE_LAST, LATE_RUN, Bind, StepPlan
 from mstar.model.graphs import LANGUAGE_MODEL, WALKS
 
 __all__ = ["FREE", "PlanMismatch", "SlotTable", "SlotTableStatistics"]
 
 FREE = -1
+
+_SAMPLED_AT_PREFILL = int(LANGUAGE_MODEL.loop.start[WALKS.decode_loop])
+"""Tokens that a row has generated when its decode Loop begins."""
 
 _ZERO: NDArray[np.int32] = np.array(0, np.int32)
 _NO_ROWS: NDArray[np.int64] = np.empty(0, np.int64)
@@ -122,12 +125,10 @@ class SlotTable:
         moved = self._check_chunks(plan, plain) if chunked else ()
         if plain:
             self._advance_plain(plan, plain)
-        if moved:
-            slots, strides, finals = zip(*moved, strict=True)
-            self.graph.advance(WALKS.prompt_loop, np.array(slots), np.array(strides, np.int32))
-            for slot, final in zip(slots, finals, strict=True):
-                if final:
-                    self._end_input(slot, sampled=not self.late[slot])
+        for slot, stride, final in moved:
+            self.progress[slot] += stride
+            if final:
+                self._end_input(slot, sampled=not self.late[slot])
 
     def _count_chunks(self, plan: StepPlan, n: int) -> int:
         """How many rows are chunked; they come last."""
@@ -185,11 +186,7 @@ class SlotTable:
 
         A row that has not ``sampled`` yet draws late, or never; its decode Loop is one token behind then.
         """
-        graph = self.graph
-        if graph.finish(slot, WALKS.prompt_loop).walk == WALKS.decode:
-            graph.start(slot, WALKS.node)
-        if not sampled:
-            self.generated[slot] = self.accepted[slot]
+        self.generated[slot] = int(self.accepted[slot]) + (_SAMPLED_AT_PREFILL if sampled else 0)
 
     def _ascending(self, slots: NDArray[np.int32]) -> NDArray[np.int64]:
         """``slots`` as an index, where all are ours and in order; else none. Most steps repeat the last."""
@@ -288,7 +285,8 @@ class SlotTable:
 
     def _drop(self, request: int) -> None:
         slot = self.slot_of.pop(request)
-        self.graph.drop(slot)
+        self.progress[slot] = self.generated[slot] = PENDING
+        self.length[slot] = self.cap[slot] = 0
         self.owner[slot] = FREE
         self._late_rows -= bool(self.late[slot])
         self.late[slot] = False
@@ -302,12 +300,10 @@ class SlotTable:
         self.owner[slot] = bind.request
         self.attempt[slot] = bind.attempt
         self.accepted[slot] = bind.accepted
-        graph = self.graph
-        counted = {WALKS.decode_loop: bind.accepted} if bind.accepted else None
-        caps = {WALKS.prompt_loop: bind.length, WALKS.decode_loop: bind.cap}
-        graph.set_loop_caps(slot, caps, counted)
-        graph.admit(slot, WALKS.prefill)
-        graph.start(slot, WALKS.node)
+        self.length[slot] = bind.length
+        self.cap[slot] = bind.cap
+        self.progress[slot] = 0
+        self.generated[slot] = PENDING
         self.late[slot] = bind.late
         self._late_rows += bind.late
 

@@ -12,13 +12,13 @@ from mstar.worker.slots import Slots
 
 __all__ = ["Filing"]
 
-_PAGES_AT_ONCE = 4
+_PAGES_AT_ONCE = 16
 """So many pages of generated tokens are hashed and filed together; the rest of a row when it ends."""
 
 _NEVER = 1 << 30
 """``filed`` of a row of which nothing is: no row has so many pages."""
 
-_MOST_ROWS = 8
+_MOST_ROWS = 4
 """Rows whose pages are filed after one step; who is over waits for the next one."""
 
 

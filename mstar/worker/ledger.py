@@ -168,10 +168,9 @@ class Ledger:
         ``digests`` name them, 16 bytes each. A digest that another page has stays with it. Raises
         RuntimeError if a page has another digest.
         """
-        listed = self._index.add(pages.tolist(), digests)
-        if listed:
-            filed = np.array(listed, np.int32)
-            self._holds[filed[self._holds[filed] == 0]] = 2
+        new = self._index.add(pages.tolist(), digests)
+        if new:
+            self._holds[new] = 2
 
     def check(self) -> None:
         """Raises RuntimeError unless every page is either free, cached or held, once. For idle moments."""

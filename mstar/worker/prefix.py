@@ -31,11 +31,16 @@ class PrefixIndex:
     Pages that somebody holds are awake. The others rest: they lie in a log in the order in which they
     came to rest, and are evicted from its start. A page that wakes leaves its entry behind; the entry
     counts only while it is the page's latest, so that resting, waking and evicting touch no other page.
+    A page that is forgotten keeps its digest too, marked as no longer ``listed``, until it has a new one: so
+    eviction is a few array operations, and the dictionary never has more entries than there are pages.
     """
 
     def __init__(self, pages: int) -> None:
         self._page_of: dict[bytes, int] = {}
         self._digest_of: list[bytes | None] = [None] * pages
+        self._listed = bytearray(pages)
+        self._listed_column: NDArray[np.uint8] = np.frombuffer(self._listed, np.uint8)
+        self._count = 0
         self._log: Pages = np.empty(2 * pages, np.int32)
         self._start = self._end = 0
         self._entry: NDArray[np.int64] = np.full(pages, _AWAKE, np.int64)
@@ -47,7 +52,7 @@ class PrefixIndex:
         """Pages in the index that nobody holds."""
 
     def __len__(self) -> int:
-        return len(self._page_of)
+        return self._count
 
     def find(self, digests: bytes, limit: int) -> Pages:
         """The pages of the leading digests, int32 [n], n <= ``limit``, up to the first that has none.
@@ -57,11 +62,11 @@ class PrefixIndex:
         asked, removals, known = self._found
         if removals != self._removals or asked != digests:
             known = _NO_PAGES
-        page_of = self._page_of
+        page_of, is_listed = self._page_of, self._listed
         more = []
         for at in range(known.size * DIGEST_BYTES, min(limit * DIGEST_BYTES, len(digests)), DIGEST_BYTES):
             page = page_of.get(digests[at : at + DIGEST_BYTES])
-            if page is None:
+            if page is None or not is_listed[page]:
                 break
             more.append(page)
         pages = np.append(known, np.array(more, np.int32)) if more else known
@@ -69,27 +74,38 @@ class PrefixIndex:
         return pages[:limit]
 
     def add(self, pages: list[int], digests: bytes) -> list[int]:
-        """``pages``, which somebody holds, hold what ``digests`` names, 16 bytes each; those filed now.
+        """``pages``, which somebody holds, hold what ``digests`` names, 16 bytes each; those new here.
 
         A digest that another page has stays with it. Raises RuntimeError if a page has another digest.
         """
-        page_of, digest_of = self._page_of, self._digest_of
-        listed: list[int] = []
+        page_of, digest_of, is_listed = self._page_of, self._digest_of, self._listed
+        new: list[int] = []
         at = 0
         for page in pages:
             digest = digests[at : at + DIGEST_BYTES]
             at += DIGEST_BYTES
-            if page_of.setdefault(digest, page) != page:
-                continue
-            filed = digest_of[page]
-            if filed is None:
+            known = page_of.setdefault(digest, page)
+            if known != page:
+                if is_listed[known]:
+                    continue
+                digest_of[known] = None
+                page_of[digest] = page
+            before = digest_of[page]
+            if before != digest:
+                if is_listed[page]:
+                    del page_of[digest]
+                    raise RuntimeError(
+                        f"page {page} holds what {digest_of[page]!r} names, filed as {digest!r}"
+                    )
+                if before is not None:
+                    del page_of[before]
                 digest_of[page] = digest
-            elif filed != digest:
-                del page_of[digest]
-                raise RuntimeError(f"page {page} holds what {filed.hex()} names, filed as {digest.hex()}")
-            listed.append(page)
+            if not is_listed[page]:
+                is_listed[page] = 1
+                new.append(page)
+        self._count += len(new)
         self.changes += 1
-        return listed
+        return new
 
     def rest(self, pages: Pages) -> None:
         """Nobody holds ``pages`` (distinct) any more: they may be evicted, the first of them first."""
@@ -126,12 +142,8 @@ class PrefixIndex:
 
     def forget(self, pages: Pages) -> None:
         """Take ``pages``, which are awake, out of the index."""
-        digest_of, page_of = self._digest_of, self._page_of
-        for page in pages.tolist():
-            digest = digest_of[page]
-            assert digest is not None, page
-            del page_of[digest]
-            digest_of[page] = None
+        self._listed_column[pages] = 0
+        self._count -= pages.size
         self._removals += 1
         self.changes += 1
 
@@ -143,7 +155,7 @@ class PrefixIndex:
 
     def holds(self, page: int) -> bytes | None:
         """What ``page`` is filed as."""
-        return self._digest_of[page]
+        return self._digest_of[page] if self._listed[page] else None
 
     def _compact(self) -> None:
         """Move the entries that count to the start of the log: half of it is free then, at least."""

@@ -213,6 +213,6 @@ def test_rows_without_digests_keep_no_other_row_from_being_filed() -> None:
     while rank.scheduler.statistics().generated_tokens < 13 * 100:
         rank.turn()
     slot = rank.node._slot_of[13]
-    assert rank.node.slots.filed[slot] >= 25
+    assert rank.node.slots.filed[slot] >= 20
     rank.drain()
     rank.check_idle()

@@ -8,14 +8,15 @@ launched, collected and emitted, as CPU time of the thread and as wall time.
 Two runs make a row: one with a clock at the ends of a step only, for the figures of whole steps, and one
 with a clock between duties, for their means. What a reading of the clock costs is measured and taken off.
 
-    python -m tools.bench.host_step [--rows 1,16,64,256] [--steps 4000] [--aligned] [--chunks] [--readers N]
-        [--json FILE]
+    python -m tools.bench.host_step [--rows 1,16,64,256] [--steps 4000] [--aligned] [--chunks] [--cache]
+        [--readers N] [--json FILE]
 
-Prompts come with the digests of their pages, so that pages are filed, cached and evicted all the time.
-``--readers``: so many more ranks listen on the step ring, each a process that validates and applies every
-step; what the leader waits for them is not counted. ``--aligned``: all rows start, cross their page borders
-and end in the same steps. ``--chunks``: two rows are in the middle of a long prompt in every step. ``--quiet US``: measure again until the thread waited
-for a core less than US microseconds a step on average, or say that it did not come to that.
+``--aligned``: all rows start, cross their page borders and end in the same steps. ``--chunks``: two rows are
+in the middle of a long prompt in every step. ``--cache``: prompts come with the digests of their pages, all
+different, so that pages are filed, cached and evicted all the time. ``--readers``: so many more ranks
+listen on the step ring, each a process that validates and applies every step; what the leader waits for them
+is not counted. ``--quiet US``: measure again until the thread waited for a core less than US microseconds a
+step on average, or say that it did not come to that.
 """
 
 from __future__ import annotations
@@ -63,6 +64,10 @@ WARM_UP = 300
 DUTIES = ("admit", "plan", "launch", "collect", "emit")
 
 
+Coming = tuple[bytes, bytes]
+"""The record of a request, and the digests of its prompt's pages."""
+
+
 class NullState(SlotState):
     """Keeps nothing by slot."""
 
@@ -75,6 +80,7 @@ class Load(NamedTuple):
     aligned: bool
     chunks: bool
     readers: int = 0
+    cache: bool = False
 
 
 class Figures(NamedTuple):
@@ -115,6 +121,7 @@ class NullRank:
             batch_tokens=max(batch_tokens, load.rows * self._prompt) if load.aligned else batch_tokens,
             min_chunk_tokens=CHUNK,
             depth=load.depth,
+            prefix_cache=load.cache,
             max_waiting=1 << 20,
         )
         grants = slots * 2 + limits.batch_tokens // PAGE
@@ -164,25 +171,16 @@ class NullRank:
     def _forward(self, plan: StepPlan, results: ResultSlot) -> None:
         results.tokens[:] = self._ready[plan.seq & 63]
 
-    def _message(self, prompt: int, tokens: int) -> bytes:
+    def _message(self, prompt: int, tokens: int) -> Coming:
         self._request += 1
         handle = SlabHandle(0, 0, 4 * prompt)
-        pages = prompt // PAGE
-        return encode_control(
-            Admit(
-                self._request,
-                0,
-                handle,
-                prompt,
-                tokens,
-                Sampling(temperature=0.0),
-                (STOP_ID,),
-                hashes=pages,
-            )
-        )
+        pages = prompt // PAGE if self.load.cache else 0
+        sampling = Sampling(temperature=0.0)
+        message = Admit(self._request, 0, handle, prompt, tokens, sampling, (STOP_ID,), hashes=pages)
+        return encode_control(message), self._rng.bytes(DIGEST_BYTES * pages)
 
-    def requests(self) -> list[bytes]:
-        """The records of those who come in before the next step, as many as keep the load up."""
+    def requests(self) -> list[Coming]:
+        """The records and digests of those who come in before the next step, as many as keep the load up."""
         load = self.load
         records = []
         missing = load.rows - self._short
@@ -197,13 +195,12 @@ class NullRank:
             self._long.add(self._request)
         return records
 
-    def step(self, records: list[bytes], mark: Callable[[], None]) -> StepPlan | None:
+    def step(self, records: list[Coming], mark: Callable[[], None]) -> StepPlan | None:
         """One turn of the loop; ``mark`` is called between its duties."""
         scheduler, leader = self.scheduler, self.leader
-        for record in records:
+        for record, digests in records:
             message = control_decoder.decode(record)
             if isinstance(message, Admit):
-                digests = self._rng.bytes(DIGEST_BYTES * message.hashes)
                 scheduler.admit(message, self._prompts[message.prompt_tokens], digests, _nothing)
         mark()
         plan = leader.plan()
@@ -374,6 +371,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--depth", type=int, default=1)
     parser.add_argument("--aligned", action="store_true")
     parser.add_argument("--chunks", action="store_true")
+    parser.add_argument("--cache", action="store_true")
     parser.add_argument("--readers", type=int, default=0)
     parser.add_argument("--quiet", type=float, metavar="US")
     parser.add_argument("--json", type=Path)
@@ -387,7 +385,7 @@ def main(argv: list[str] | None = None) -> int:
         "rows   mean    p50    p90    p99 a row border |  admit   plan launch collect emit |  p50  | a core"
     )
     for rows in map(int, options.rows.split(",")):
-        load = Load(rows, options.depth, options.aligned, options.chunks, options.readers)
+        load = Load(rows, options.depth, options.aligned, options.chunks, options.readers, options.cache)
         figures = quietest(load, options.steps, options.quiet)
         os.sched_setaffinity(0, cores)
         found.append({**load._asdict(), "steps": options.steps, "measured": figures._asdict()})
@@ -408,7 +406,7 @@ def _line(figures: Figures) -> str:
 
 def _save(path: Path, found: list[dict[str, Any]]) -> None:
     """Add these rows to what the file holds; a load measured again replaces its former figures."""
-    key = ("aligned", "chunks", "depth", "readers", "rows")
+    key = ("aligned", "cache", "chunks", "depth", "readers", "rows")
     kept = json.loads(path.read_text())["loads"] if path.exists() else []
     loads = {tuple(row.get(name, 0) for name in key): row for row in (*kept, *found)}
     machine = {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()}
