@@ -209,7 +209,7 @@ def test_no_block_is_ever_leased_twice_or_lost(trace: list[tuple[str, int]]) -> 
 
 
 def test_a_handle_of_one_generation_names_nothing_in_another() -> None:
-    """Users see a dead owner's pool for a moment after its successor has leased the same block of a new one."""
+    """For a moment users see a dead owner's pool while its successor leases the same block of a new one."""
     old, new = (SlabPool.create([(4096, 2)], generation=generation) for generation in (1, 2))
     first, second = SlabOwner(old).lease(10), SlabOwner(new).lease(10)
     assert (first.block, first.offset) == (second.block, second.offset)
