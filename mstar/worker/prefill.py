@@ -64,6 +64,7 @@ class Prefill:
         self._floor = limits.chunk_floor
         self._round = limits.page_round
         self._rows: list[_Row] = []
+        self._crowded = False
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -87,9 +88,7 @@ class Prefill:
         """Append chunks of ``room`` tokens together, with their pages."""
         rows = self._rows
         remaining = [row.total - row.start for row in rows]
-        shares = (
-            split_fairly(remaining, room, self._floor) if self._limits.chunked else _whole(remaining, room)
-        )
+        shares = self._split(remaining, room) if self._limits.chunked else _whole(remaining, room)
         chunks: list[Chunk] = []
         if any(shares):
             draft.rows[START : STRIDE + 1, : draft.n_rows] = -1
@@ -99,6 +98,19 @@ class Prefill:
             if any(chunk.final for chunk in chunks):
                 self._rows = [row for row in rows if row.start < row.total]
         return chunks
+
+    def _split(self, remaining: list[int], room: int) -> list[int]:
+        """Fair shares of ``room``; if that is too little for all, every other step begins with the shortest.
+
+        In such steps the oldest row alone may take all there is, step after step; a short one does not wait
+        for that.
+        """
+        place = remaining.index(min(remaining)) if self._crowded and remaining else 0
+        if place:
+            remaining = [remaining[place], *remaining[:place], *remaining[place + 1 :]]
+        shares = split_fairly(remaining, room, self._floor)
+        self._crowded = not self._crowded and 0 in shares
+        return [*shares[1 : place + 1], shares[0], *shares[place + 1 :]] if place else shares
 
     def _write_chunk(self, draft: StepDraft, row: _Row, share: int) -> bool:
         """Append one chunk; False where the record has no room left for its pages."""

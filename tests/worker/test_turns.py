@@ -270,3 +270,25 @@ def test_a_budget_of_a_token_for_every_slot_leaves_no_token_unused_while_a_promp
         rank.admit(request, prompt=4, max_tokens=50)
     rank.drain()
     assert all(tokens == 16 for tokens, waiting in sizes if waiting)
+
+
+@pytest.mark.behaviour("F-16")
+def test_a_short_prompt_does_not_wait_for_a_long_one_whose_floor_is_all_there_is() -> None:
+    """A target that bare decodes nearly use up leaves one floor a step."""
+    rank = NullRank(LIMITS._replace(slots=4, prefill_cap=4, min_chunk_tokens=4))
+    rank.admit(1, prompt=4, max_tokens=200)
+    for _ in range(4):
+        rank.turn()
+    rank.admit(2, prompt=200, max_tokens=2)
+    for _ in range(3):
+        rank.turn()
+    rank.admit(3, prompt=6, max_tokens=2)
+    turns = 0
+    while not rank.kept[3].tokens:
+        rank.turn()
+        turns += 1
+    assert turns <= 6
+    while not rank.kept[2].tokens:
+        rank.turn()
+    assert not rank.kept[1].finish
+    rank.drain()
