@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import CancelledError
 from typing import Any, Generic, Literal, Self, TypeVar, overload
 
 from mstar.client.aio import AsyncClient, AsyncStream, C, Messages, Prompt
@@ -24,6 +25,8 @@ class _LoopThread:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="mstar-client", daemon=True)
         self._thread.start()
 
@@ -37,12 +40,15 @@ class _LoopThread:
         if os.getpid() != self._pid:
             work.close()
             raise ClientClosed("the client was made before a fork; make a new one in this process")
-        if not self._thread.is_alive():
-            work.close()
-            raise ClientClosed("the client is closed")
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        with self._lock:  # nothing is handed over once the loop was told to stop
+            if self._closed:
+                work.close()
+                raise ClientClosed("the client is closed")
+            future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return future.result()
+        except CancelledError:
+            raise ClientClosed("the client was closed by another thread") from None
         except BaseException:
             future.cancel()
             raise
@@ -52,7 +58,15 @@ class _LoopThread:
         """Whether the thread runs, in this process."""
         return os.getpid() == self._pid and self._thread.is_alive()
 
+    def finish(self, client: AsyncClient) -> None:
+        """Close ``client``, end what other threads wait for, and then the loop; nothing is taken any more."""
+        with self._lock:
+            self._closed = True
+        asyncio.run_coroutine_threadsafe(_wind_up(client), self.loop).result()
+        self.stop()
+
     def stop(self) -> None:
+        """End the loop."""
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
 
@@ -184,5 +198,15 @@ class Client:
 
 def _finish(loop: _LoopThread, client: AsyncClient) -> None:
     if loop.usable:
-        loop.call(client.close())
-        loop.stop()
+        loop.finish(client)
+
+
+async def _wind_up(client: AsyncClient) -> None:
+    """Close ``client``, then end the calls that were just about to begin, and what they opened."""
+    await client.close()
+    late = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in late:
+        task.cancel()
+    if late:
+        await asyncio.wait(late)
+    await client.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mstar import Client
-from mstar.client.errors import ClientClosed
+from mstar.client.errors import ClientClosed, ClientError
 from tests.client.fakes import NativeServer, answering, native_server
 from tests.helpers.waiting import wait_until
 
@@ -94,3 +94,26 @@ def test_a_client_from_before_a_fork_says_so_instead_of_hanging(server: NativeSe
         with pytest.raises(ClientClosed, match="fork"):
             client.chat("x")
         client._loop._pid = os.getpid()
+
+
+def test_closing_a_client_ends_the_calls_of_other_threads(server: NativeServer, tmp_path: Path) -> None:
+    """Whichever comes first, the call or the end of the loop: nobody waits for ever."""
+    server.script = lambda peer, message: None
+    for _ in range(50):
+        client = Client(tmp_path / "s")
+        ended: list[BaseException | str] = []
+
+        def ask(client: Client = client, ended: list[BaseException | str] = ended) -> None:
+            try:
+                ended.append(client.chat("x").text)
+            except ClientError as error:
+                ended.append(error)
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        client.close()
+        for thread in threads:
+            thread.join(5)
+            assert not thread.is_alive()
+        assert len(ended) == 3
