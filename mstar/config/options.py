@@ -140,7 +140,7 @@ OPTIONS: tuple[Option, ...] = (
         "kv_cache_bytes",
         ("--kv-cache-bytes",),
         "MSTAR_KV_CACHE_BYTES",
-        "memory of the KV cache; raise it for more or longer sequences at once",
+        "memory of the KV cache, of all ranks together; raise it for more or longer sequences at once",
         size=True,
         metavar="SIZE",
     ),

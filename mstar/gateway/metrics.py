@@ -34,6 +34,7 @@ _COUNTERS = {
     "preempted": "Sequences that gave their pages up to older ones and were computed again",
     "refused": "Sequences the rank refused",
     "page_refusals": "Times that a sequence asked for pages and there were none",
+    "squeezed_steps": "Steps that the target ITL left no room for the smallest chunk, which ran all the same",
     "evicted": "Cached pages given to sequences that needed room",
     "finished": "Sequences the rank finished",
     "generated_tokens": "Tokens generated",

@@ -92,6 +92,7 @@ class RankReport(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
     evicted: int = 0
     cached_tokens: int = 0
     page_refusals: int = 0
+    squeezed_steps: int = 0
 
 
 Event = RowFailed | RankReport

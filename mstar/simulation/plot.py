@@ -60,7 +60,7 @@ def write_plot(prediction: Prediction, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError(
-            f"the plot {path} needs matplotlib, which is not installed: pip install 'mstar[bench]', or leave "
+            f"the plot {path} needs matplotlib, which is not installed: pip install 'mstar[plot]', or leave "
             "--plot out and read the text"
         ) from error
     figure = Figure(figsize=(12, 10), layout="constrained")

@@ -15,6 +15,10 @@ from mstar.worker.sizing import limits_of, sizing_of
 __all__ = ["Setting", "check_fits", "setting_of"]
 
 
+MOST_RANKS = 16
+"""Every rank of a simulated cell keeps its own books: more take memory that a prediction is not worth."""
+
+
 class Setting(NamedTuple):
     """One node of a causal language model on ``ranks`` ranks in lockstep; ``capacity`` requests at once."""
 
@@ -34,11 +38,13 @@ def setting_of(resolved: Resolved, facts: ModelFacts) -> Setting:
     except PlacementInvalid as error:
         raise ConfigError(str(error)) from error
     ranks = sizing.placement.group_of(LLM, PREFILL).size
-    cache_bytes = deployment.kv_cache_bytes
+    if ranks > MOST_RANKS:
+        raise ConfigError(f"{ranks} ranks are to be simulated; allowed are 1 to {MOST_RANKS}: lower --tp")
+    cache_bytes = deployment.kv_cache_bytes  # of all ranks together
     if facts.cache_bytes and resolved.sources.get("kv_cache_bytes", "default") == "default":
-        cache_bytes = facts.cache_bytes
+        cache_bytes = facts.cache_bytes * ranks
     window = min(deployment.max_seq_len or facts.window, facts.window)
-    pages = cache_bytes * ranks // (facts.kv_token_bytes * deployment.page_size)
+    pages = cache_bytes // (facts.kv_token_bytes * deployment.page_size)
     if pages * deployment.page_size < window:
         raise ConfigError(
             f"kv_cache_bytes {cache_bytes} holds {pages * deployment.page_size} tokens of {facts.name}, one "

@@ -145,6 +145,11 @@ class NodeScheduler:
         """How often a newcomer or a row that decodes asked for pages that were not there."""
         return self._entry.refusals + self._decodes.stalls
 
+    @property
+    def squeezed_steps(self) -> int:
+        """Steps whose target left no room for the smallest chunk, which ran all the same."""
+        return 0 if self._budget is None else self._budget.statistics().squeezed
+
     def requests(self) -> list[int]:
         """Every sequence that runs or waits here."""
         return [*self._slot_of, *self.line.requests()]

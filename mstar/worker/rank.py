@@ -191,6 +191,7 @@ class RankActor(CellMember):
             evicted=pages.evicted,
             cached_tokens=counts.cached_tokens,
             page_refusals=counts.page_refusals,
+            squeezed_steps=counts.squeezed_steps,
         )
 
     def on_peer(self, event: PeerEvent) -> None:

@@ -70,6 +70,7 @@ class SchedulerStatistics(NamedTuple):
     prompt_tokens: int
     cached_tokens: int
     page_refusals: int
+    squeezed_steps: int
 
 
 class MicroScheduler:
@@ -254,6 +255,7 @@ class MicroScheduler:
             prompt_tokens=sum(each.prompted for each in counts),
             cached_tokens=sum(each.cached_tokens for each in counts),
             page_refusals=sum(node.page_refusals for node in self.nodes),
+            squeezed_steps=sum(node.squeezed_steps for node in self.nodes),
         )
 
 
