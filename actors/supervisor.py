@@ -157,10 +157,11 @@ class Supervisor:
             settled = all(cell.state in _SETTLED for cell in self._cells.values())
             await self._pause(pace.interval(self._clock(), settled=settled))
 
-    async def stop(self, grace: float) -> None:
+    async def stop(self, grace: float, later: float | None = None) -> None:
         """Tell the actors to finish, phase by phase (`ActorSpec.stop_phase`), and wait.
 
-        Each phase has `grace` seconds, then what is left of it is SIGKILLed. A second call hastens the first:
+        The first phase has `grace` seconds, each later one `later` (None: as many), then what is left of it
+        is SIGKILLed. A second call hastens the first:
         its grace is counted from now and for all phases together. When cancelled it kills what is left.
         """
         if self._over is not None:
@@ -175,6 +176,7 @@ class Supervisor:
         try:
             for phase in sorted({spec.phase for spec in self.wiring.actors}):
                 await self._stop_phase(phase, grace)
+                grace = grace if later is None else min(grace, later)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._end_everything()

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Predict, then print the figures and a timeline. Exit code 2 for what cannot be simulated."""
     # The simulator is imported here: no other command should wait for it.
-    from mstar.simulation.plot import timeline, write_plot
+    from mstar.simulation.plot import check_path, timeline, write_plot
     from mstar.simulation.predict import predict
     from mstar.simulation.presets import find_cost
     from mstar.simulation.setting import setting_of
@@ -59,6 +59,8 @@ def run(options: argparse.Namespace) -> int:
     if options.requests is not None and options.requests < 1:
         raise ConfigError(f"--requests is {options.requests}; allowed is a whole number of at least 1")
     workload = named(options.workload, options.requests)
+    if options.plot:
+        check_path(Path(options.plot))
     _find_deployment(options)
     found = resolved(options)
     cost = find_cost(options.cost, found.deployment.model)

@@ -72,10 +72,10 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node_groups: tuple[NodeGroup, ...] = ()
     pipeline_depth: Annotated[int, Meta(ge=0, le=2)] = 1
     page_size: Annotated[int, Meta(ge=1, le=256)] = 16
-    kv_cache_bytes: Positive = 1 << 30
+    kv_cache_bytes: Annotated[int, Meta(ge=1, le=1 << 50)] = 1 << 30
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    drain_seconds: Annotated[float, Meta(ge=0)] = 30.0
-    stage_timeout: Annotated[float, Meta(gt=0)] = 300.0
+    drain_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
+    stage_timeout: Annotated[float, Meta(gt=0, le=86_400)] = 300.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     listen: Listen = msgspec.field(default_factory=Listen)

@@ -184,8 +184,8 @@ def _world(deployment: Deployment, files: ModelFiles, spec: ModelSpec) -> int:
         groups = "; ".join(f"{', '.join(group.nodes)} on {list(group.ranks)}" for group in placement.groups)
         raise CannotSplit(
             f"the node groups make {len(placement.cells)} cells of {world} ranks ({groups}); this version "
-            "runs all walks of a model in one cell, on all of its ranks: give one group as many ranks as its "
-            "tp_size"
+            "runs all walks of a model in one cell, on all of its ranks in ascending order: give one group "
+            "as many ranks as its tp_size"
         )
     fault = _fault(spec, world)
     if fault is not None:

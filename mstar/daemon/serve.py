@@ -230,7 +230,8 @@ class Daemon:
             self._state = "stopping"
             given_up = serving.done() and serving.exception() is not None
             grace = HASTE if given_up or self._orders > 1 else self._deployment.drain_seconds + STOP_MARGIN
-            await supervisor.stop(grace)
+            # The gateway drains; the ranks behind it have nothing left to do.
+            await supervisor.stop(grace, later=STOP_MARGIN)
             await serving
         finally:
             stopping.cancel()

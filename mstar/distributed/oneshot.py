@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import time
@@ -16,11 +17,14 @@ from mstar.distributed.rendezvous import Rendezvous
 
 __all__ = ["OneShotGroup", "OneShotStatistics"]
 
+_log = logging.getLogger(__name__)
+
 _PAGE = 4096
 _LINE = 16  # u64 words from one rank's call number to the next: two cache lines
 _YIELDS = 200
 _NAP = 50e-6
 _LOOK_NS = 50_000_000
+_LATE_NS = 5_000_000_000
 _AREA = 4 << 20
 
 
@@ -121,6 +125,7 @@ class OneShotGroup:
             if words[at] >= call:
                 return
         began = looked = time.monotonic_ns()
+        told = False
         while words[at] < call:
             time.sleep(_NAP)
             self._naps += 1
@@ -128,6 +133,10 @@ class OneShotGroup:
             if now - looked < _LOOK_NS:
                 continue
             looked = now
+            if now - began > _LATE_NS and not told:
+                told = True
+                late = (self.shard.rank, peer, words[at], call)
+                _log.warning("rank %d waits for rank %d, which has come to collective %d of %d", *late)
             if not _lives(self._pids[peer]) and words[at] < call:
                 self._fail(peer, call, "has ended")
             if now - began > self._patience_ns:

@@ -156,8 +156,10 @@ def build_app(
         except ApiError as error:
             response = error_answer(error)
             service.refused(error.status)
-        except (asyncio.CancelledError, ConnectionError):
+        except asyncio.CancelledError:
             raise
+        except ConnectionError:
+            raise asyncio.CancelledError from None  # the client is gone: nobody to answer, nothing to log
         except Exception:  # noqa: BLE001 - a handler's mistake is a 500, logged with its traceback
             _log.exception("%s %s failed", request.method, request.path)
             response = error_answer(internal("The server failed on this request."))
@@ -192,6 +194,8 @@ async def _deliver(request: web.Request, response: web.StreamResponse, seconds: 
         async with asyncio.timeout(seconds):
             await response.prepare(request)
             await response.write_eof()
+    except ConnectionError:
+        raise asyncio.CancelledError from None
     except TimeoutError:
         if transport is not None:
             transport.abort()

@@ -14,7 +14,7 @@ from mstar.config.load import ConfigError
 if TYPE_CHECKING:
     from mstar.simulation.predict import Prediction
 
-__all__ = ["timeline", "write_plot"]
+__all__ = ["check_path", "timeline", "write_plot"]
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 64
@@ -49,6 +49,13 @@ def timeline(prediction: Prediction, width: int = _WIDTH) -> str:
     end = f"{prediction.seconds:.3g} s"
     text.append(f"{'':16} 0{end:>{width - 1}}")
     return "\n".join(text)
+
+
+def check_path(path: Path) -> None:
+    """Raise ConfigError if no plot can be written to ``path``: better told before a simulation than after."""
+    if path.is_dir() or not path.parent.is_dir():
+        reason = "is a folder" if path.is_dir() else f"is in {path.parent}, which is no folder"
+        raise ConfigError(f"the plot {path} {reason}; give the path of a PNG file to write")
 
 
 def write_plot(prediction: Prediction, path: Path) -> None:

@@ -54,8 +54,16 @@ _TWO_LENGTHS = ((4, 200, 200, 256), (1, 3000, 3000, 256))
 _STREAM = (1, 640, 640, 2048)
 
 
+MOST_REQUESTS = 1_000_000
+
+
 def named(name: str, requests: int | None = None) -> Workload:
     """The workload called ``name``, with ``requests`` requests if given. Raises ConfigError."""
+    numbers = [int(digits) for digits in re.findall(r"\d+", name)] + [requests or 0]
+    if max(numbers) > MOST_REQUESTS:
+        raise ConfigError(
+            f"the workload {name!r} is to have {max(numbers)} requests; at most {MOST_REQUESTS} are simulated"
+        )
     if match := re.fullmatch(r"closed-([1-9]\d*)", name):
         concurrency = int(match[1])
         return Workload(name, requests or 4 * concurrency, ((1, 640, 640, 256),), concurrency)

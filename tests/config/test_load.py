@@ -155,7 +155,7 @@ def test_keys_are_counted_and_never_shown() -> None:
 
 def test_ranges_are_told_in_words() -> None:
     assert allowed("max_num_seqs") == "a whole number from 1 to 1024"
-    assert allowed("stage_timeout") == "a number greater than 0"
+    assert allowed("stage_timeout") == "a number greater than 0, at most 86400"
     assert allowed("threads") == "a whole number from 1 to 1024 (or unset)"
     assert allowed("max_seq_len") == "a whole number of at least 1 (or unset)"
 

@@ -124,3 +124,18 @@ def test_a_prediction_needs_neither_torch_nor_a_server(cost: str) -> None:
     loaded = {*done.stdout.splitlines()[-1].split()}
     assert "mstar.simulation.predict" in loaded
     assert not {"torch", "aiohttp", "matplotlib", "mstar.daemon", "tokenizers"} & loaded
+
+
+@pytest.mark.parametrize("workload", ["closed-99999999999999999999", "burst-1000001"])
+def test_a_workload_beyond_any_machine_is_refused_at_once(
+    capsys: pytest.CaptureFixture[str], cost: str, workload: str
+) -> None:
+    assert "at most 1000000" in refused(capsys, "laptop", "--workload", workload, "--cost", cost)
+
+
+def test_a_plot_that_cannot_be_written_is_refused_before_anything_runs(
+    capsys: pytest.CaptureFixture[str], cost: str, tmp_path: Path
+) -> None:
+    asked = ("laptop", "--workload", "closed-1", "--cost", cost, "--plot")
+    assert "is a folder" in refused(capsys, *asked, str(tmp_path))
+    assert "no folder" in refused(capsys, *asked, str(tmp_path / "none" / "x.png"))
