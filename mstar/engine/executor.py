@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,9 @@ from mstar.engine.slot_table import PlanMismatch, SlotTable
 from mstar.messages.step import Bind, StepPlan
 
 __all__ = ["Executor", "RowRefused", "SlotState"]
+
+
+_NOBODY: Mapping[int, str] = MappingProxyType({})
 
 
 class RowRefused(Exception):
@@ -65,18 +69,25 @@ class Executor:
         if not 0 <= node < len(self.tables):
             raise PlanMismatch(plan.seq, -1, "node", node, f"0 to {len(self.tables) - 1}")
         table, state = self.tables[node], self._states[node]
-        for request, slot in zip(plan.drops.tolist(), table.change(plan), strict=True):
-            state.drop(slot, request)
-        refused: dict[int, str] = {}
-        for bind in plan.binds:
-            try:
-                state.bind(bind, self._inputs(bind))
-            except RowRefused as error:
-                refused[bind.slot] = str(error)
+        dropped = table.change(plan)
+        if dropped:
+            for request, slot in zip(plan.drops.tolist(), dropped, strict=True):
+                state.drop(slot, request)
+        refused = self._bind(plan.binds, state) if plan.binds else _NOBODY
         table.advance(plan)
         if plan.chunk_starts.size:
             self._hold(plan)
         self._device.launch(plan, refused)
+
+    def _bind(self, binds: Sequence[Bind], state: SlotState) -> dict[int, str]:
+        """Prepare the rows of ``binds``; of those that cannot be, slot -> why."""
+        refused: dict[int, str] = {}
+        for bind in binds:
+            try:
+                state.bind(bind, self._inputs(bind))
+            except RowRefused as error:
+                refused[bind.slot] = str(error)
+        return refused
 
     def landed(self, seq: int, *, flush: bool) -> ResultSlot | None:
         """The results of step ``seq`` once it has landed."""

@@ -81,7 +81,8 @@ class NodeCounts:
 
 
 _ONE: NDArray[np.int32] = np.array(1, np.int32)
-_NO_WORK = StepWork(0, 0, 0)
+_NOTHING_KNOWN = (None, StepWork(0, 0, 0))
+"""The work of a step where no target sizes the steps."""
 
 Drawing = tuple[tuple[int, int], ...]
 """The (slot, request) of the rows that draw late in a step."""
@@ -216,7 +217,8 @@ class NodeScheduler:
         if self._departures.due:
             for slot in self._departures.planned():
                 self._pipeline.retire(seq, (self, slot))
-        return plan, NodeStep(rows, chunks, self._ends, logprobs, *self._work(plan, plain))
+        work, decodes_work = _NOTHING_KNOWN if self._budget is None else self._work(plan, plain)
+        return plan, NodeStep(rows, chunks, self._ends, logprobs, work, decodes_work)
 
     def land(self, step: NodeStep, result: StepResult) -> Landed:
         """``step``, the oldest of this node's in flight, has landed: stop checks, what to emit."""
@@ -269,10 +271,8 @@ class NodeScheduler:
         rows = zip(draft.rows[SLOT][places].tolist(), draft.request[places].tolist(), strict=True)
         return tuple(self._late.mask(slot, request) for slot, request in rows)
 
-    def _work(self, plan: StepPlan, plain: int) -> tuple[StepWork | None, StepWork]:
-        """What ``plan`` costs, and its first ``plain`` rows, which decode, where a target needs it."""
-        if self._budget is None:
-            return None, _NO_WORK
+    def _work(self, plan: StepPlan, plain: int) -> tuple[StepWork, StepWork]:
+        """What ``plan`` costs, and what its first ``plain`` rows do, which decode."""
         rows = plan.slot[:plain]
         context = int(self.slots.base[rows].sum()) + int(plan.counter[:plain].sum())
         decodes = StepWork(plain, plain, context)

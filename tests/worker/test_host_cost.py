@@ -115,8 +115,7 @@ def test_two_prefilling_rows_cost_the_same_beside_many_decodes_as_beside_few() -
         for rows in (8, 200)
     )
     assert min(few) == min(many)
-    assert min(many) <= MOST_PLAIN * 5 // 2
-    assert max(many) <= MOST_PLAIN * 4  # pages of generated tokens are hashed and filed, a few rows at a time
+    assert max(many) <= MOST_PLAIN * 2
 
 
 @pytest.mark.parametrize("depth", [0, 2])
